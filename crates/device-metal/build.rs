@@ -1,70 +1,78 @@
-//! Writes the argument structs of the kernels in Rust, from the headers that the shader compiler
-//! reads: the headers are their only definition. `src/arguments.rs` includes the result.
-//!
-//! A struct of a header is `struct Name { ... };`, with one field a line: a `uint`, an `int`, a
-//! `float`, or a struct that stands before it, in the order of [`HEADERS`]. Anything else stops the
-//! build. Comments become docs.
+//! Writes Rust from the kernels, which are the only definition of argument structs and of function
+//! constants, and embeds their sources.
 
-use std::fmt::Write;
-use std::path::Path;
-use std::{env, fs};
+// The tables of points; what else the codecs need of it is unused here.
+#[allow(dead_code)]
+#[path = "../weights/src/codec/grid.rs"]
+mod grid;
 
-/// The headers under `src/kernels/`, in an order in which each struct stands before those that have
-/// it as a field.
-const HEADERS: [&str; 5] =
-    ["step.h", "arguments.h", "linear/arguments.h", "attention/arguments.h", "sampling/arguments.h"];
+use std::path::PathBuf;
+
+/// The headers under `src/kernels/`, in an order in which each struct comes before those that have it
+/// as a field.
+const HEADERS: [&str; 4] =
+    ["arguments.h", "linear/arguments.h", "attention/arguments.h", "sampling/arguments.h"];
+
+/// Headers with function constants, the Rust module of each, and the prefix of their names.
+const CONSTANTS: [(&str, &str, &str); 4] = [
+    ("constants.h", "constant", "FC_"),
+    ("linear/constants.h", "linear", "LINEAR_"),
+    ("join.h", "join", "JOIN_"),
+    ("attention/constants.h", "attention", "ATTENTION_"),
+];
+
+/// Files of kernels begin with this: Apple's compiler contracts a product and a sum to `fma` otherwise,
+/// even in its safe mode, and one file would give other bits than another. Kernels write `fma` where
+/// they want it. The line numbers after it are the file's own.
+const NO_CONTRACTION: &str = "#pragma METAL fp contract(off)\n#line 1\n";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=build.rs");
-    let kernels = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("src/kernels");
-    let (mut rust, mut names) = (String::new(), Vec::new());
-    for header in HEADERS {
-        let path = kernels.join(header);
-        println!("cargo:rerun-if-changed={}", path.display());
-        let text = fs::read_to_string(&path)?;
-        translate(&text, &mut names, &mut rust).map_err(|reason| format!("{}: {reason}", path.display()))?;
+    let kernels = kernel_build::crate_folder().join("src/kernels");
+    let of_all_gpus = kernel_build::crate_folder().join("../device-gpu/src/kernels");
+    kernel_build::write_out("arguments.rs", &kernel_build::structs(&kernels, &HEADERS)?)?;
+
+    let mut headers: Vec<(String, PathBuf)> = kernel_build::sources(&kernels, &["h"])?;
+    headers.extend(kernel_build::sources(&of_all_gpus, &["h"])?);
+    headers.push(("linear/grid_points.h".to_owned(), kernel_build::write_out("grid_points.h", &points())?));
+    headers.sort();
+    let files = kernel_build::sources(&kernels, &["metal"])?;
+    let sources =
+        kernel_build::embed("HEADERS", "Headers by the name that they are included by.", "", &headers)
+            + &kernel_build::embed("FILES", "Kernel files by path.", NO_CONTRACTION, &files);
+    kernel_build::write_out("sources.rs", &sources)?;
+
+    let mut constants = String::new();
+    for (header, module, prefix) in CONSTANTS {
+        let inside = kernel_build::function_constants(&kernels.join(header), prefix)?;
+        constants += &format!(
+            "/// Indices of function constants, as `{header}` lists them.\npub mod {module} {{\n{inside}}}\n"
+        );
     }
-    let layouts: String = names.iter().map(|name| format!("layout_of_{name}(),")).collect();
-    writeln!(rust, "#[cfg(test)] fn layouts() -> Vec<Layout> {{ vec![{layouts}] }}")?;
-    fs::write(Path::new(&env::var("OUT_DIR")?).join("arguments.rs"), rust)?;
+    kernel_build::write_out("constants.rs", &constants)?;
     Ok(())
 }
 
-/// Add the structs of a header to `rust`, and their names to `names`.
-fn translate(text: &str, names: &mut Vec<String>, rust: &mut String) -> Result<(), String> {
-    let (mut lines, mut comment) = (text.lines(), String::new());
-    while let Some(line) = lines.next() {
-        if let Some(words) = line.strip_prefix("//") {
-            writeln!(comment, "///{words}").map_err(|e| e.to_string())?;
-            continue;
+/// The header with the codebooks of the IQ types.
+fn points() -> String {
+    println!("cargo:rerun-if-changed=../weights/src/codec/grid.rs");
+    let tables: [(&str, &[u16]); 6] = [
+        ("IQ1", &grid::IQ1),
+        ("IQ2_XXS", &grid::IQ2_XXS),
+        ("IQ2_XS", &grid::IQ2_XS),
+        ("IQ2_S", &grid::IQ2_S),
+        ("IQ3_XXS", &grid::IQ3_XXS),
+        ("IQ3_S", &grid::IQ3_S),
+    ];
+    let mut header =
+        "// Printed by build.rs from crates/weights/src/codec/grid.rs.\n#pragma once\n".to_owned();
+    for (name, points) in tables {
+        header += &format!("\nconstant ushort {name}_POINTS[{}] = {{\n", points.len());
+        for line in points.chunks(16) {
+            let numbers: Vec<String> = line.iter().map(|point| format!("0x{point:04x}")).collect();
+            header += &format!("    {},\n", numbers.join(", "));
         }
-        let above = std::mem::take(&mut comment);
-        let Some(name) = line.strip_prefix("struct ").and_then(|rest| rest.strip_suffix(" {")) else {
-            continue;
-        };
-        let (mut fields, mut offsets) = (String::new(), String::new());
-        for line in lines.by_ref().take_while(|line| *line != "};") {
-            let (code, words) = line.split_once("//").unwrap_or((line, ""));
-            let field = code.trim().strip_suffix(';').and_then(|field| field.split_once(' '));
-            let (kind, field) = field.ok_or_else(|| format!("{name}: '{line}' is not 'TYPE NAME;'"))?;
-            let kind = match kind {
-                "uint" => "u32",
-                "int" => "i32",
-                "float" => "f32",
-                known if names.iter().any(|name| name == known) => known,
-                other => return Err(format!("{name}.{field}: '{other}' is not a type that is known here")),
-            };
-            let doc = if words.is_empty() { String::new() } else { format!("#[doc = {words:?}]") };
-            fields += &format!("{doc} pub {field}: {kind},");
-            offsets += &format!("({field:?}, std::mem::offset_of!({name}, {field})),");
-        }
-        *rust += &format!(
-            "{above}#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]\n#[repr(C)]\n\
-             pub struct {name} {{ {fields} }}\n\
-             #[cfg(test)] #[allow(non_snake_case)] fn layout_of_{name}() -> Layout {{\n\
-             (\"{name}\", size_of::<{name}>(), vec![{offsets}]) }}\n"
-        );
-        names.push(name.to_owned());
+        header += "};\n";
     }
-    Ok(())
+    header
 }

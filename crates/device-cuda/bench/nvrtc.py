@@ -11,14 +11,19 @@ import os
 import sys
 
 
+# Headers that the kernels of all GPUs share.
+SHARED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../device-gpu/src/kernels")
+
+
 def headers(root):
-    """The headers under a folder: their paths from it, and their texts."""
-    for folder, _, files in os.walk(root):
-        for name in files:
-            if name.endswith((".h", ".cuh")):
-                path = os.path.join(folder, name)
-                with open(path, "rb") as f:
-                    yield os.path.relpath(path, root).encode(), f.read()
+    """The headers under a folder, and the shared ones: their paths from it, and their texts."""
+    for base in (root, SHARED):
+        for folder, _, files in os.walk(base):
+            for name in files:
+                if name.endswith((".h", ".cuh")):
+                    path = os.path.join(folder, name)
+                    with open(path, "rb") as f:
+                        yield os.path.relpath(path, base).encode(), f.read()
 
 
 def compiled(library, name, source, included, architecture):

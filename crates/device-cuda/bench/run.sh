@@ -6,10 +6,12 @@
 cd "$(dirname "$0")/.."
 K=$PWD/kernels B=/tmp/build
 [ -d "$K" ] || K=$PWD/src/kernels
-mkdir -p $B; export K B
+# Headers that the kernels of all GPUs share.
+G=$PWD/../device-gpu/src/kernels
+mkdir -p $B; export K B G
 which nvcc >/dev/null || export PATH=/usr/local/cuda/bin:$PATH
-one() { nvcc -std=c++17 -O3 --split-compile=0 $FLAGS -I $K -gencode=arch=compute_90a,code=sm_90a -Xptxas -v -cubin -o $B/$(basename $1 .cu).cubin $1 >$B/$(basename $1).log 2>&1 || { echo "FAILED $1"; grep -m3 error $B/$(basename $1).log; }; }
-host() { g++ -O3 -march=native -std=c++17 -I $K -I bench -I $(dirname $(dirname $(readlink -f $(which nvcc))))/include -I /usr/local/cuda/include -o $B/$1 bench/$1.cc $LIB 2>$B/$1.err || { echo "FAILED $1"; grep -m5 error $B/$1.err; }; }
+one() { nvcc -std=c++17 -O3 --split-compile=0 $FLAGS -I $K -I $G -gencode=arch=compute_90a,code=sm_90a -Xptxas -v -cubin -o $B/$(basename $1 .cu).cubin $1 >$B/$(basename $1).log 2>&1 || { echo "FAILED $1"; grep -m3 error $B/$(basename $1).log; }; }
+host() { g++ -O3 -march=native -std=c++17 -I $K -I $G -I bench -I $(dirname $(dirname $(readlink -f $(which nvcc))))/include -I /usr/local/cuda/include -o $B/$1 bench/$1.cc $LIB 2>$B/$1.err || { echo "FAILED $1"; grep -m5 error $B/$1.err; }; }
 export LIB=$(ldconfig -p | grep -m1 "libcuda.so.1" | sed "s/.*=> //")
 [ -n "$LIB" ] || LIB=$(find / -name "libcuda.so*" -not -path "/proc/*" 2>/dev/null | head -1)
 # Compiles by NVRTC, which takes names of headers as paths from kernels/.

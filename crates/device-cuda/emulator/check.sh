@@ -6,6 +6,7 @@ cd "$(dirname "$0")"
 to=$(mktemp -d)
 trap 'rm -rf "$to"' EXIT
 cp -r ../src/kernels "$to/kernels"
+cp ../../device-gpu/src/kernels/*.h "$to/kernels/"
 python3 prepare.py "$to/kernels"
 . ./compiler.sh
 flags+=" -O2 -w -I . -I $to/kernels"

@@ -38,7 +38,7 @@ pub struct Places {
     pub step: Address,
     /// The chosen tokens.
     pub chosen: Address,
-    /// The same in pinned memory.
+    /// The chosen tokens in pinned memory.
     pub host_chosen: Address,
     /// The masks of steps, in pinned memory; 0: there are none.
     pub masks: Address,
@@ -48,15 +48,15 @@ pub struct Places {
     pub heads: Address,
     /// States of recurrent layers.
     pub states: Address,
-    /// By KV layer: what its keys are stored without; 0, or no entry: nothing.
+    /// Biases that are subtracted from keys before they are stored, by KV layer; 0, or no entry: none.
     pub known: Vec<Address>,
-    /// By KV group.
+    /// Pools of pages by KV group.
     pub pools: Vec<Address>,
     /// The GPU's place in a group.
     pub rank: Option<Arc<Rank>>,
 }
 
-/// A kernel: its file, its name, and the bytes of shared memory that it may ask for.
+/// A kernel: its file, its name, and the most bytes of shared memory that it uses.
 pub type KernelName = (String, String, u32);
 
 /// The kernels that commands name by number.
@@ -83,15 +83,15 @@ impl KernelList {
 pub struct Commands {
     /// The table.
     pub table: Table,
-    /// By command.
+    /// Rows of each command.
     pub rows: Vec<RowCount>,
-    /// By command.
+    /// Choices that each command leaves until its launch.
     pub at_launch: Vec<AtLaunch>,
-    /// By command: whether its blocks wait for each other, so that all must run at once.
+    /// True for commands whose blocks wait for each other, so that all must run at once.
     pub together: Vec<bool>,
 }
 
-/// What all tables of a plan are made from.
+/// The inputs that all tables of a plan share.
 pub struct Compiler<'a> {
     /// The choices for the chip.
     pub profile: &'a Profile,
@@ -99,21 +99,21 @@ pub struct Compiler<'a> {
     pub plan: &'a Plan,
     /// Its units.
     pub units: &'a [LoweredUnit],
-    /// Where its values lie.
+    /// Places of its values.
     pub arena: &'a Arena,
-    /// Of the program.
+    /// Limits of the program.
     pub limits: &'a Limits,
-    /// Of a step.
+    /// Layout of a step.
     pub step: StepLayout,
-    /// Of the program.
+    /// Scratch of the program.
     pub scratch: Scratch,
     /// Addresses.
     pub places: &'a Places,
-    /// Where weights are.
+    /// Places of weights.
     pub weights: &'a Weights,
-    /// Those of them that are packed.
+    /// Packed weights.
     pub packs: &'a Packs,
-    /// Heads of CrossScores, as they lie at `places.heads`: where each list begins, in words.
+    /// Lists of heads of CrossScores, with their offsets from `places.heads` in words.
     pub heads: &'a [(Vec<usize>, usize)],
 }
 
@@ -125,13 +125,13 @@ pub(crate) struct Draft<'a> {
     commands: Commands,
     kernels: &'a mut KernelList,
     node: usize,
-    /// The projection's rows lie in scratch, ready for packed products.
+    /// True if scratch holds the projection's rows, ready for packed products.
     is_tiled: bool,
-    /// The ids of the experts whose tiles lie in scratch.
+    /// The ids of the experts whose tiles are in scratch.
     grouped: Option<ValueId>,
-    /// Of commands that run in all steps: in which they do.
+    /// Steps in which commands run that would run in all.
     when: When,
-    /// In which steps the best token is found by kernels of its own.
+    /// Steps in which kernels of their own find the best token.
     best: When,
 }
 
@@ -152,7 +152,7 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Of the kernel that is named as its file.
+    /// A launch of the kernel that has the name of its file.
     fn new(
         file: &'a str,
         rows: RowCount,
@@ -379,7 +379,7 @@ impl Compiler<'_> {
     }
 
     fn scratch_place(&self, part: usize) -> Address {
-        self.places.scratch + self.scratch.places()[part] as u64
+        self.places.scratch + self.scratch.at(part) as u64
     }
 
     fn pages(&self, layer: KvLayerId) -> PagesArguments {
@@ -428,7 +428,7 @@ fn failed<T>(reason: String) -> Result<T> {
 pub struct PersistentAddresses {
     /// The table.
     pub phases: Address,
-    /// Both exchanges and the turn.
+    /// Both exchange buffers and the turn counter.
     pub exchange: Address,
 }
 
@@ -485,7 +485,7 @@ impl Draft<'_> {
         };
         let info = CommandInfo {
             kernel: match call.at_launch {
-                // Which of its kernels is chosen by the rows of each step.
+                // The rows of each step choose one of its kernels.
                 AtLaunch::Cut(product) => format!("gemm/packed {}", product.codec.name),
                 AtLaunch::Grouped(product, _) => format!("gemm/grouped {}", product.codec.name),
                 AtLaunch::Nothing | AtLaunch::Width(_) | AtLaunch::Row(_) => {

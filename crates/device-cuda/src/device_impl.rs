@@ -3,11 +3,11 @@
 use crate::driver::{Context, NAME};
 use crate::group::Rank;
 use crate::kernels::Kernels;
-use crate::layout::{ALIGN, Scratch, StepLayout, logits_bytes};
+use crate::layout::{ALIGN, Scratch, StepLayout, logits_bytes, scratch_of};
 use crate::packs::PackPlan;
 use crate::persistent::persistent_of;
 use crate::profile::{self, Profile};
-use crate::program::{CudaProgram, Sizes, kept_bytes};
+use crate::program::{CudaMachine, CudaProgram, Sizes, kept_bytes};
 use crate::weights::WeightPlan;
 use device::{
     Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
@@ -21,13 +21,13 @@ use device_lower::sampling::Chooser;
 use device_lower::units::LoweredUnit;
 use std::sync::Arc;
 
-/// How a memory plan's note begins that says why no step of a plan runs in one launch.
+/// Start of a memory plan's note with the reason why no step of a plan runs in one launch.
 pub(crate) const NOT_WHOLE: &str = "no tokens in one launch: ";
 
-/// The same where only steps of one row do.
+/// Start of the note if only steps of one row run in one launch.
 pub(crate) const ONE_ROW_WHOLE: &str = "no steps of several rows in one launch: ";
 
-/// By plan: its units, and where its values lie.
+/// Units and places of values, by plan.
 type Parts = Vec<(Vec<LoweredUnit>, Arena)>;
 
 /// One of NVIDIA's GPUs.
@@ -51,7 +51,7 @@ impl CudaDevice {
         Ok(CudaDevice::sharing(context, kernels, profile, None))
     }
 
-    /// Of a GPU whose kernels are there.
+    /// A device for a GPU whose kernels are shared.
     pub(crate) fn sharing(
         context: Arc<Context>,
         kernels: Arc<Kernels>,
@@ -93,12 +93,12 @@ impl CudaDevice {
         &self.kernels
     }
 
-    /// A program, beside one whose pages it goes on with.
+    /// Compiles a program; with `before`, one that will adopt its pages.
     pub(crate) fn compile_program(
         &self,
         plans: &[Plan],
         limits: &Limits,
-        before: Option<&CudaProgram>,
+        before: Option<&CudaMachine>,
     ) -> Result<CudaProgram> {
         let (parts, sizes) = self.sizes(plans, limits)?;
         let parts: Vec<LoweredPlan> = plans
@@ -106,7 +106,8 @@ impl CudaDevice {
             .zip(&parts)
             .map(|(plan, (units, arena))| LoweredPlan { plan, units, arena })
             .collect();
-        CudaProgram::new(self, plans, &parts, limits, &sizes, before)
+        let machine = CudaMachine::new(self, plans, &parts, limits, &sizes, before)?;
+        Ok(CudaProgram::new(machine, plans, limits, sizes.step))
     }
 
     fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<(Parts, Sizes)> {
@@ -119,10 +120,8 @@ impl CudaDevice {
                 (units, arena)
             })
             .collect();
-        let scratch = plans
-            .iter()
-            .zip(&parts)
-            .map(|(plan, (units, _))| Scratch::new(plan, units, limits, &self.profile));
+        let scratch =
+            plans.iter().zip(&parts).map(|(plan, (units, _))| scratch_of(plan, units, limits, &self.profile));
         let sizes = Sizes {
             arena: parts.iter().map(|(_, arena)| arena.total).max().unwrap_or(0).max(ALIGN),
             step: StepLayout::new(plans, limits, self.profile.in_flight.max(1)),
@@ -235,7 +234,7 @@ impl Device for CudaDevice {
     }
 }
 
-/// What the driver says of the GPU's memory: what any process holds is not free.
+/// The GPU's memory as its driver reports it. Memory of other processes is not free.
 struct Source(Arc<Context>);
 
 impl platform::MemorySource for Source {

@@ -4,14 +4,15 @@
 //!
 //! 1. `profile` holds the choices for the chip: fusion rules, passes, thresholds.
 //! 2. `device_lower` turns nodes into units by these passes, and plans the arena.
-//! 3. `layout` sizes every other buffer once; `weights` and `stored` repack matrices into planes that
+//! 3. `layout` sizes scratch; `weights` and `stored` repack matrices into planes that
 //!    kernels load 16 bytes at a time, on the way to the GPU; `packs` adds copies in the order of tensor
 //!    cores' fragments, which `products` cuts into launches.
 //! 4. `compile` chooses kernels and fills flat tables of commands, one for each class of rows. A
 //!    command's arguments hold addresses, which never change: KV pools are address space whose chunks
 //!    get memory when pages are committed.
-//! 5. `program` writes a step into pinned memory, and launches a copy of that and the table: as a
-//!    graph, from the second time that a step of the same sizes comes.
+//! 5. `device_gpu` has the program, which writes a step into pinned memory; `program` is its machine,
+//!    which launches a copy of that and the table: as a graph, from the second time that a step of the
+//!    same sizes comes.
 //!
 //! Several GPUs of one host are the ranks of a `group`: a table's collectives exchange numbers with theirs.
 //!

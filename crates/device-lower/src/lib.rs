@@ -16,7 +16,6 @@
 //! is pure: it allocates no device memory, and names no device.
 #![deny(missing_docs)]
 
-pub mod ahead;
 pub mod arena;
 pub mod fields;
 pub mod fusion;

@@ -1,4 +1,4 @@
-//! Arguments of kernels: the structs of the headers `kernels/**/arguments.h` and `kernels/step.h`,
+//! Arguments of kernels: the structs of the headers `kernels/**/arguments.h`,
 //! under the same names. `build.rs` translates them, so that host and shader have one definition;
 //! their docs are the headers' comments.
 
@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 include!(concat!(env!("OUT_DIR"), "/arguments.rs"));
 
 impl PagesArguments {
-    /// Of a layer's part of the pages of its group.
+    /// The arguments for a layer's part of the pages of its group.
     pub fn new(layer_offset: usize, group: usize, page_len: usize, layer: &device::KvLayer) -> Self {
         PagesArguments {
             layer_offset: layer_offset as u32,
@@ -33,7 +33,7 @@ mod tests {
     #[test]
     fn sizes_are_whole_vectors() {
         let layouts = layouts();
-        assert_eq!(layouts.len(), 28);
+        assert_eq!(layouts.len(), 22);
         for (name, size, _) in layouts {
             assert!(size.is_multiple_of(16) && size > 0, "{name}: {size} bytes");
         }
@@ -44,9 +44,7 @@ mod tests {
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     fn layouts_are_those_of_the_shader_compiler() {
         let mut source = "#include <metal_stdlib>\nusing namespace metal;\n".to_owned();
-        for header in
-            ["step.h", "arguments.h", "linear/arguments.h", "attention/arguments.h", "sampling/arguments.h"]
-        {
+        for header in ["arguments.h", "linear/arguments.h", "attention/arguments.h", "sampling/arguments.h"] {
             source += &format!("#include \"{header}\"\n");
         }
         for (name, size, fields) in layouts() {

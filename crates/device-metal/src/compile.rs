@@ -19,9 +19,9 @@ mod primitives;
 mod products;
 mod recurrent;
 
-pub use draft::{Buffers, Compiler, Pipelines, Request};
+pub use draft::{Compiler, Pipelines};
 
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use device::Result;
 use device_lower::lifetimes::selections;
 use device_lower::table::{RowClass, Table};
@@ -29,7 +29,7 @@ use device_lower::units::{LoweredUnit, Unit};
 use draft::Draft;
 use std::collections::HashMap;
 
-impl<'a, G: Gpu> Compiler<'a, G> {
+impl<'a, G: MetalGpu> Compiler<'a, G> {
     /// The table for steps of these classes. Kernels that it needs are added to `pipelines`.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl<'a, G: Gpu> Compiler<'a, G> {
     }
 }
 
-impl<G: Gpu> Draft<'_, G> {
+impl<G: MetalGpu> Draft<'_, G> {
     fn unit(&mut self, unit: &Unit) -> Result<()> {
         match unit {
             Unit::Projection(p) => self.projection(p),

@@ -1,16 +1,20 @@
-//! [`MetalDevice`]: a GPU behind the seam as a [`Device`].
+//! [`MetalDevice`]: a [`Device`] for any [`MetalGpu`].
 
-use crate::gpu::Gpu;
-use crate::layout::{ALIGN, Scratch, StepLayout};
+use crate::compile::{Compiler, Pipelines};
+use crate::gpu::MetalGpu;
+use crate::layout::{Scratch, scratch_of};
 use crate::peaks;
 use crate::profile::{self, Profile};
-use crate::program::MetalProgram;
 use crate::weights::{LookupTables, WeightPlan};
 use device::key_bias;
 use device::{
     Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
     Weight,
 };
+use device_gpu::compiled::CompiledPlan;
+use device_gpu::layout::{ALIGN, StepLayout};
+use device_gpu::program::GpuProgram;
+use device_gpu::replayer::{self, ClassTable, Replayer, Sizes, TABLES};
 use device_lower::arena::Arena;
 use device_lower::lifetimes::{arena_of, value_bytes};
 use device_lower::passes::lower;
@@ -20,22 +24,24 @@ use device_lower::units::LoweredUnit;
 use std::sync::Arc;
 
 /// A GPU, Apple's or an emulated one.
-pub struct MetalDevice<G: Gpu> {
+pub struct MetalDevice<G: MetalGpu> {
     gpu: Arc<G>,
     profile: Profile,
 }
 
-/// The sizes of everything that a program takes.
+/// Lowered plans, and the sizes of the memory that a program of them allocates.
 struct ProgramSizes {
     parts: Vec<(Vec<LoweredUnit>, Arena)>,
-    arena_bytes: usize,
     logits_bytes: usize,
-    step: StepLayout,
+    buffers: Sizes,
     scratch: Scratch,
     tables: LookupTables,
 }
 
-impl<G: Gpu> MetalDevice<G> {
+/// Compiled plans on a GPU of this crate.
+pub(crate) type MetalProgram<G> = GpuProgram<Replayer<G>>;
+
+impl<G: MetalGpu> MetalDevice<G> {
     /// With the profile of the chip.
     pub fn new(gpu: G) -> MetalDevice<G> {
         let profile = Profile::new(gpu.facts());
@@ -47,8 +53,8 @@ impl<G: Gpu> MetalDevice<G> {
         MetalDevice { gpu: Arc::new(gpu), profile }
     }
 
-    /// The same GPU, whose sequences are split over threadgroups after so many positions: to test
-    /// without long ones.
+    /// A device for the same GPU that splits sequences after `split_positions` positions, for tests without
+    /// long ones.
     pub fn splitting(&self, split_positions: usize) -> MetalDevice<G> {
         MetalDevice { gpu: self.gpu.clone(), profile: Profile { split_positions, ..self.profile.clone() } }
     }
@@ -91,43 +97,59 @@ impl<G: Gpu> MetalDevice<G> {
             })
             .collect();
         let logits = |plan: &Plan| value_bytes(plan.value(plan.output), limits);
-        let scratch = plans.iter().zip(&parts).map(|(plan, (units, _))| Scratch::new(plan, units, limits));
-        Ok(ProgramSizes {
-            arena_bytes: parts.iter().map(|(_, arena)| arena.total).max().unwrap_or(0).max(ALIGN),
-            logits_bytes: plans.iter().map(logits).max().unwrap_or(0),
-            step: StepLayout::new(plans, limits, self.profile.in_flight.max(1)),
-            scratch: scratch.fold(Scratch::default(), Scratch::max),
-            tables: LookupTables::new(plans, limits),
-            parts,
-        })
+        let scratch = plans.iter().zip(&parts).map(|(plan, (units, _))| scratch_of(plan, units, limits));
+        let scratch = scratch.fold(Scratch::default(), Scratch::max);
+        let tables = LookupTables::new(plans, limits);
+        let header = size_of::<device_gpu::arguments::Step>();
+        let buffers = Sizes {
+            arena: parts.iter().map(|(_, arena)| arena.total).max().unwrap_or(0).max(ALIGN),
+            step: StepLayout::with_addresses(plans, limits, self.profile.in_flight.max(1), header),
+            scratch: scratch.total(),
+            tables: tables.n_bytes(),
+        };
+        let logits_bytes = plans.iter().map(logits).max().unwrap_or(0);
+        Ok(ProgramSizes { parts, logits_bytes, buffers, scratch, tables })
     }
-}
 
-impl<G: Gpu> MetalDevice<G> {
-    /// As [`Device::compile`].
+    /// Allocates the memory and writes the tables, as [`Device::compile`].
     pub(crate) fn compile_program(&self, plans: &[Plan], limits: &Limits) -> Result<MetalProgram<G>> {
         let sizes = self.sizes(plans, limits)?;
-        let parts: Vec<LoweredPlan> = plans
-            .iter()
-            .zip(&sizes.parts)
-            .map(|(plan, (units, arena))| LoweredPlan { plan, units, arena })
-            .collect();
-        let program = MetalProgram::new(
-            self.gpu.clone(),
-            &self.profile,
-            plans,
-            &parts,
-            limits,
-            sizes.step,
-            sizes.scratch,
-            &sizes.tables,
-            sizes.arena_bytes,
-        )?;
-        Ok(program)
+        let (gpu, profile, step) = (self.gpu.as_ref(), &self.profile, sizes.buffers.step);
+        let kv = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
+        let mut buffers = replayer::allocate(gpu, &kv, limits, &sizes.buffers)?;
+        let weights = WeightPlan::new(plans, gpu).make(gpu, &mut buffers)?;
+        let entries = sizes.tables.entries(plans, &weights);
+        device_gpu::gpu::write(&buffers[usize::from(TABLES)], 0, &entries);
+        let (mut compiled, mut pipelines) = (Vec::with_capacity(plans.len()), Pipelines::default());
+        for (index, (plan, (units, arena))) in plans.iter().zip(&sizes.parts).enumerate() {
+            let compiler = Compiler {
+                gpu,
+                profile,
+                index,
+                plan,
+                units,
+                arena,
+                limits,
+                step,
+                scratch: sizes.scratch,
+                weights: &weights,
+                tables: &sizes.tables,
+            };
+            let table =
+                |tokens, outputs| Ok(ClassTable::new(compiler.table(tokens, outputs, &mut pipelines)?));
+            compiled.push(CompiledPlan::new(&LoweredPlan { plan, units, arena }, limits, table)?);
+        }
+        let device = MetalDevice::sharing(self.gpu.clone(), profile.clone());
+        let again = Arc::new(move |plans: &[Plan], limits: &Limits| device.compile_program(plans, limits));
+        let layout = (step, profile.split_positions);
+        let kernels = pipelines.into_list();
+        let machine =
+            Replayer::new(self.gpu.clone(), plans, limits, compiled, kernels, buffers, layout, again)?;
+        Ok(GpuProgram::new(machine, plans, limits, step))
     }
 }
 
-impl<G: Gpu> Device for MetalDevice<G> {
+impl<G: MetalGpu> Device for MetalDevice<G> {
     fn name(&self) -> &'static str {
         G::NAME
     }
@@ -168,10 +190,11 @@ impl<G: Gpu> Device for MetalDevice<G> {
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
         for (what, bytes) in [
             ("weights, copied", weights.copied_bytes()),
-            ("activations", sizes.arena_bytes - sizes.logits_bytes),
+            ("activations", sizes.buffers.arena - sizes.logits_bytes),
             ("logits", sizes.logits_bytes),
-            ("steps", sizes.step.total() + sizes.step.chosen_bytes()),
-            ("scratch", sizes.scratch.total()),
+            ("steps", sizes.buffers.step.total() + sizes.buffers.step.chosen_bytes()),
+            ("masks of tokens", sizes.buffers.step.mask_bytes()),
+            ("scratch", sizes.buffers.scratch),
             ("choice of tokens by the host", Chooser::bytes(n_logits) as usize),
             // The biases of keys are an item by themselves.
             ("tables", sizes.tables.n_bytes().saturating_sub(key_bias::n_bytes(plans, limits) as usize)),

@@ -15,18 +15,10 @@ pub mod apple;
 pub mod emulated;
 #[cfg_attr(not(target_os = "macos"), allow(dead_code))]
 mod heartbeat;
-#[cfg_attr(not(target_os = "macos"), allow(dead_code))]
-mod libraries;
 
-pub(crate) use libraries::for_each_at_once;
+pub use device_gpu::gpu::{Buffer, Common, Dispatch, Encoder, Gpu, Memory, Residency, Window};
 
 use crate::kernels::Kernel;
-use device::Result;
-use device_lower::table::Operand;
-use weights::Bytes;
-
-/// Most bytes of arguments of a dispatch.
-pub const MAX_ARGUMENT_BYTES: usize = 256;
 
 /// The value of a function constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,201 +35,81 @@ pub enum Constant {
     Float(f32),
 }
 
-/// How Apple's dispatches and command buffers are kept in order.
+/// The order of Apple's dispatches and command buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EncoderMode {
     /// A concurrent encoder with barriers between groups; Metal tracks hazards between command buffers.
     #[default]
     Concurrent,
-    /// The same with buffers whose hazards nobody tracks, and a fence between command buffers. Concurrent
-    /// encoders with tracked hazards are reported to hang an M1 Pro on a recent macOS.
+    /// Like `Concurrent`, with untracked hazards and a fence between command buffers. Concurrent encoders
+    /// with tracked hazards are reported to hang an M1 Pro on a recent macOS.
     Fenced,
     /// A serial encoder: one dispatch after the other.
     Serial,
 }
 
-/// What a GPU reports about itself.
+/// Facts that a GPU reports about itself.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// `Apple M4 Pro`
     pub name: String,
+    /// Facts that every GPU reports.
+    pub common: Common,
     /// Apple's GPU family: 7 for M1, 8 for M2, 9 for M3 and M4, 10 for M5.
     pub family: u32,
     /// GPU cores; 0 if the system does not say.
     pub n_cores: usize,
-    /// Most bytes of one buffer.
-    pub max_buffer_bytes: u64,
     /// Alignment and unit of memory that can be used in place.
     pub page_bytes: usize,
-    /// Most threads of a threadgroup.
-    pub max_threads: u32,
     /// Most bytes of threadgroup memory.
     pub max_threadgroup_bytes: u32,
-    /// Whether shaders are compiled for tensor units.
+    /// True if shaders are compiled for tensor units.
     pub has_tensors: bool,
-    /// Whether times mean nothing.
+    /// True if times mean nothing.
     pub is_emulated: bool,
 }
 
-/// Memory that the GPU and the CPU share.
-pub trait Buffer: Send + Sync {
-    /// How long it is.
-    fn len(&self) -> usize;
+impl std::ops::Deref for Facts {
+    type Target = Common;
 
-    /// Its first byte, for the CPU. The memory lives as long as the buffer and is never moved.
-    fn start(&self) -> *mut u8;
-
-    /// The address by which kernels reach it through a pointer in memory.
-    fn address(&self) -> u64;
-
-    /// Whether it has no bytes.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
+    fn deref(&self) -> &Common {
+        &self.common
     }
 }
 
-/// A part of a buffer that stands for the whole: what a command binds of the buffer lies in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Index of the buffer.
-    pub buffer: u16,
-    /// Its first byte.
-    pub start: u64,
-    /// Its bytes.
-    pub len: u64,
+/// Threads of a SIMD-group on every GPU of Apple's.
+pub const SIMD_WIDTH: u32 = 32;
+
+/// A kernel with its constants, for threadgroups of at most `threads` threads.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The function.
+    pub kernel: Kernel,
+    /// Its function constants.
+    pub constants: Vec<(u16, Constant)>,
+    /// Threads of its threadgroups, at most.
+    pub threads: u32,
 }
 
-impl Window {
-    /// Of no buffer.
-    pub const NONE: Window = Window { buffer: u16::MAX, start: 0, len: 0 };
-}
-
-/// A dispatch whose sizes are known.
-pub struct Dispatch<'a, G: Gpu> {
-    /// What runs.
-    pub pipeline: &'a G::Pipeline,
-    /// Buffers, by `[[buffer(index)]]`. Only the emulator looks at their lengths.
-    pub operands: &'a [Operand],
-    /// Where operands of one of the buffers begin.
-    pub window: Window,
-    /// Arguments at buffer 0; empty: none.
-    pub arguments: &'a [u8],
-    /// Bytes of `[[threadgroup(0)]]`; 0: none. A multiple of 16.
-    pub threadgroup_bytes: u32,
-    /// Threadgroups; none of them 0.
-    pub threadgroups: [u32; 3],
-    /// Threads of each.
-    pub threads: [u32; 3],
-}
-
-impl<G: Gpu> Dispatch<'_, G> {
-    /// Where an operand points, in bytes from its buffer's start, and how many bytes from there the
-    /// kernel may touch; 0: up to the buffer's end.
-    pub fn bytes_of(&self, operand: &Operand) -> (u64, u64) {
-        let offset = operand.location.offset;
-        match (operand.location.buffer == self.window.buffer, operand.len) {
-            (false, len) => (offset, len),
-            (true, 0) => (self.window.start + offset, self.window.len - offset),
-            (true, len) => (self.window.start + offset, len),
-        }
+impl Request {
+    /// A kernel without constants.
+    pub fn plain(file: &'static str, function: &str, threads: u32) -> Request {
+        let kernel = Kernel { file, function: function.to_owned() };
+        Request { kernel, constants: Vec::new(), threads }
     }
 }
 
-/// Buffers that are kept in memory until it is dropped.
-pub trait Residency<G: Gpu>: Send {
-    /// Keep this one too.
-    fn add(&mut self, buffer: &G::Buffer);
-
-    /// Let go of one, before it is dropped.
-    fn remove(&mut self, buffer: &G::Buffer);
-}
-
-/// What dispatches are written into.
-pub trait Encoder<G: Gpu> {
-    /// Dispatches from here on may read and write this buffer through its address. Called before the
-    /// first dispatch.
-    fn reach(&mut self, buffer: &G::Buffer);
-
-    /// Add a dispatch to the current group.
-    fn dispatch(&mut self, dispatch: &Dispatch<'_, G>, buffers: &[G::Buffer]);
-
-    /// End the current group: what follows sees what it wrote.
-    fn barrier(&mut self);
-}
-
-/// A GPU.
-pub trait Gpu: Send + Sync + Sized + 'static {
-    /// Shared memory.
-    type Buffer: Buffer;
-    /// A kernel with its constants, ready to run.
-    type Pipeline: Clone + Send + Sync;
-    /// What dispatches are written into.
-    type Encoder: Encoder<Self>;
-    /// Submitted work; dropping it waits for it.
-    type Ticket: Send;
-    /// Keeps buffers in memory.
-    type Residency: Residency<Self>;
-
-    /// The device's name on the command line.
-    const NAME: &'static str;
-
-    /// What it reports about itself.
-    fn facts(&self) -> &Facts;
-
-    /// Memory of the machine that the GPU may use, and what is free of it now.
+/// A GPU that runs these shaders.
+pub trait MetalGpu: Gpu<Kernel = Request, Facts = Facts> {
+    /// Memory of the machine that the GPU may use, and how much of it is free now.
     fn memory(&self) -> platform::SystemMemory;
 
-    /// Take zeroed memory.
-    ///
-    /// # Errors
-    /// It was refused.
-    fn allocate(&self, what: &str, bytes: usize) -> Result<Self::Buffer>;
-
-    /// Use bytes where they are, if that is possible: they begin at a page, and the memory up to
-    /// the end of their last page belongs to the same map.
-    fn view(&self, bytes: &Bytes) -> Option<Self::Buffer>;
-
-    /// Compile files of kernels that are not compiled, several at a time. What does not compile is an
-    /// error of [`Self::pipeline`].
-    fn prepare(&self, files: &[&'static str]);
-
-    /// A kernel with its function constants, for threadgroups of at most so many threads. The same
-    /// arguments give the same pipeline, compiled once. May be called by several threads at a time.
-    ///
-    /// # Errors
-    /// The source does not compile, in the compiler's words; or it cannot have as many threads.
-    fn pipeline(
-        &self,
-        kernel: &Kernel,
-        constants: &[(u16, Constant)],
-        threads: u32,
-    ) -> Result<Self::Pipeline>;
-
-    /// Compile a file of kernels by itself: the names of its functions, and what the compiler says of it.
+    /// Compiles a file of kernels by itself, and returns the names of its functions.
     ///
     /// # Errors
     /// It does not compile, in the compiler's words.
     fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String>;
 
-    /// The pipelines that were made so far: a function, its most threads, its static threadgroup memory.
+    /// The pipelines that exist: a function, its most threads, its static threadgroup memory in bytes.
     fn made(&self) -> Vec<(String, u32, u32)>;
-
-    /// Keep compiled pipelines for the next start.
-    fn keep_pipelines(&self);
-
-    /// Keep these buffers in memory while they are used.
-    fn reside(&self, buffers: &[Self::Buffer]) -> Self::Residency;
-
-    /// Write a command buffer and submit it; `encode` is called once.
-    ///
-    /// # Errors
-    /// The device refused.
-    fn submit(&self, encode: &mut dyn FnMut(&mut Self::Encoder)) -> Result<Self::Ticket>;
-
-    /// Wait until submitted work is done; more than once gives the same. Gives the seconds that the
-    /// GPU was busy with it.
-    ///
-    /// # Errors
-    /// The work failed, in the device's words, and what to do.
-    fn wait(&self, ticket: &Self::Ticket) -> Result<f64>;
 }

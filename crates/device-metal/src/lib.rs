@@ -5,13 +5,13 @@
 //! 1. `profile` holds the choices for the chip: the fusion rules, which `device_lower::fusion::fuse`
 //!    applies, and the passes.
 //! 2. `device_lower` turns nodes into units by these passes, and plans the arena.
-//! 3. `layout` sizes every other buffer once; `weights` decides which weights are used in the
+//! 3. `layout` sizes scratch; `weights` decides which weights are used in the
 //!    mapped file and which are copied.
 //! 4. `compile` chooses kernels and fills flat tables of commands, one for each class of rows: one,
 //!    two, four, eight, a tile, many. `device_lower::table` derives the barriers from the bytes
 //!    that commands read and write.
-//! 5. `program` patches the step buffer and encodes a table into one command buffer. Nothing is
-//!    allocated or looked up.
+//! 5. `device_gpu` has the program: it patches the step buffer and encodes a table into one command
+//!    buffer. Nothing is allocated or looked up.
 //!
 //! Everything up to there is one code for two GPUs behind the seam `gpu`: Apple's, and the emulated
 //! one that runs the same shader sources on Linux (`metal-emulated`; slow, for tests, never a
@@ -31,7 +31,6 @@ pub mod kernels;
 mod layout;
 mod peaks;
 mod profile;
-mod program;
 pub mod selftest;
 mod weights;
 

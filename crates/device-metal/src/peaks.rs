@@ -1,8 +1,7 @@
-//! What the GPU can do, measured with `kernels/peaks.metal`.
+//! The GPU's peak rates, measured with `kernels/peaks.metal`.
 
 use crate::arguments::PeakArguments;
-use crate::gpu::{Dispatch, Encoder, Gpu, Window};
-use crate::kernels::Kernel;
+use crate::gpu::{Dispatch, Encoder, Memory, MetalGpu, Request, Window};
 use device::{Peaks, Result};
 use device_lower::table::{Location, Operand};
 
@@ -13,17 +12,16 @@ const THREADS: u32 = 256;
 const OPS_PER_ROUND: f64 = 128.0;
 
 /// A kernel of the file, its grid, and how often it runs.
-struct Run<'a, G: Gpu> {
+struct Run<'a, G: MetalGpu> {
     gpu: &'a G,
     buffers: Vec<G::Buffer>,
     threadgroups: u32,
 }
 
-impl<G: Gpu> Run<'_, G> {
+impl<G: MetalGpu> Run<'_, G> {
     /// The shortest of a few runs, in seconds.
     fn seconds(&self, function: &str, n_vectors: u32) -> Result<f64> {
-        let kernel = Kernel { file: "peaks.metal", function: function.to_owned() };
-        let pipeline = self.gpu.pipeline(&kernel, &[], THREADS)?;
+        let pipeline = self.gpu.pipeline(&Request::plain("peaks.metal", function, THREADS))?;
         let arguments = PeakArguments { n_vectors, ..Default::default() };
         let bind =
             |index: u8, buffer: u16| Operand { index, location: Location { buffer, offset: 0 }, len: 0 };
@@ -52,13 +50,13 @@ impl<G: Gpu> Run<'_, G> {
 }
 
 /// Reads far more than caches hold, and multiplies for some milliseconds.
-pub fn measure<G: Gpu>(gpu: &G) -> Result<Peaks> {
+pub fn measure<G: MetalGpu>(gpu: &G) -> Result<Peaks> {
     let (bytes, rounds, threadgroups) = match gpu.facts().is_emulated {
         true => (1 << 16, 4, 2),
         false => (512 << 20, 4096, 2048),
     };
-    let buffers =
-        vec![gpu.allocate("memory to read", bytes)?, gpu.allocate("sums", threadgroups as usize * 4)?];
+    let take = |what: &str, bytes: usize| gpu.allocate(Memory::Device, what, bytes);
+    let buffers = vec![take("memory to read", bytes)?, take("sums", threadgroups as usize * 4)?];
     let run = Run { gpu, buffers, threadgroups };
     let reading = run.seconds("read_bytes", (bytes / 16) as u32)?;
     let multiplying = run.seconds("multiply_add", rounds)?;

@@ -1,5 +1,5 @@
-//! What differs between chips: rules of fusion, passes, sizes of threadgroups, thresholds. Data, by
-//! GPU family and cores.
+//! Choices that differ between chips: fusion rules, passes, sizes of threadgroups, thresholds. They
+//! are data, by GPU family and cores.
 
 use crate::geometry::MOST_SPLITS;
 use crate::gpu::Facts;
@@ -72,7 +72,7 @@ pub struct Profile {
     pub tensor: bool,
 }
 
-/// What differs between GPU families.
+/// Choices that differ between GPU families.
 struct Family {
     /// Apple's number of the first that is so.
     number: u32,
@@ -259,7 +259,7 @@ impl Profile {
     }
 }
 
-/// What the kernels can do with each field.
+/// The values of each field that kernels support.
 const RANGES: [(&str, std::ops::RangeInclusive<usize>); 14] = [
     ("gemv_simdgroups", 1..=65_536),
     ("gemv_threadgroup", 1..=16),
@@ -334,6 +334,7 @@ pub fn family_of(name: &str) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::Common;
 
     fn profile(name: &str, family: u32) -> Profile {
         let n_cores = cores_of(name);
@@ -342,9 +343,8 @@ mod tests {
             name: format!("Apple {name}"),
             family,
             n_cores,
-            max_buffer_bytes: 1 << 36,
+            common: Common { max_buffer_bytes: 1 << 36, subgroup_width: 32, max_threads: 1024 },
             page_bytes: 16 << 10,
-            max_threads: 1024,
             max_threadgroup_bytes: 32 << 10,
             has_tensors: false,
             is_emulated: false,

@@ -12,7 +12,7 @@ pub use probes::{Probed, probe};
 pub use timing::{Decoder, Effort, sweep, time_attention, time_overheads, time_product};
 
 use crate::MetalDevice;
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use device::{Activation, KvLayer, Op, OpKind, OutputKind, Plan, RopeStyle, Weight};
 use device_check::{AttentionOptions, Case, PlanBuilder, Rng, check_op_cases, stored};
 use weights::{BlockType, Bytes, Planes};
@@ -21,7 +21,7 @@ use weights::{BlockType, Bytes, Planes};
 const TILES: [OpKind; 5] =
     [OpKind::Linear, OpKind::ExpertLinear, OpKind::Attention, OpKind::CrossAttention, OpKind::SelfAttention];
 
-/// How far a case may be from the interpreter.
+/// The largest difference of a case from the interpreter.
 ///
 /// Sums in other orders, and exponentials and roots good to a few units in the last place, stay
 /// within a few times what f32 needs in any order. Tiles of matrices multiply in halves: a step is
@@ -37,18 +37,18 @@ pub fn tolerance(case: &Case) -> f32 {
 /// The cases of one kind of Op.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// Which.
+    /// The kind of Op.
     pub kind: OpKind,
-    /// How many ran.
+    /// Number of cases that ran.
     pub n_cases: usize,
-    /// What differed, in words.
+    /// Differences, in words.
     pub failures: Vec<String>,
 }
 
 /// Positions after which sequences are split where that is what is tested.
 pub const SHORTEST_SPLIT: usize = 7;
 
-/// Whether a case has sequences whose positions are split where they are long.
+/// Returns true if a case has attentions that split long sequences.
 pub fn may_split(case: &Case) -> bool {
     let splits = |op: &Op| matches!(op.kind(), OpKind::Attention | OpKind::CrossAttention);
     case.plans.iter().flat_map(Plan::primitives).any(splits)
@@ -58,7 +58,7 @@ pub fn may_split(case: &Case) -> bool {
 /// fused, whole and row by row. Those with attention run again with sequences that are split over
 /// threadgroups after a few positions, as long ones are. `progress` is told of each case before it
 /// runs; `every` takes only each n-th.
-pub fn check<G: Gpu>(
+pub fn check<G: MetalGpu>(
     device: &MetalDevice<G>,
     every: usize,
     progress: &mut dyn FnMut(usize, usize, &str),

@@ -1,10 +1,10 @@
-//! Where weights are: in the mapped file, as buffers that copy nothing, or in one buffer of copies.
+//! Places of weights: in the mapped file, as buffers without a copy, or in one buffer of copies.
 //!
 //! A map becomes as few buffers as the GPU's size limit allows; a weight is an offset into one.
 //! Weights are copied that are not views of a file, or not aligned as their kernels need, and
 //! stacks of experts whose matrices do not share one buffer.
 
-use crate::gpu::{Buffer, Gpu};
+use crate::gpu::{Buffer, Memory, MetalGpu};
 use device::key_bias::KnownKeys;
 use device::{Error, KvLayerId, Limits, Op, Plan, Result, WeightId};
 use device_lower::table::Location;
@@ -47,10 +47,10 @@ struct Segment {
     end: usize,
 }
 
-/// Which weights are used in place, which are copied. Takes no memory.
+/// The weights that are used in place, and those that are copied. Allocates no memory.
 pub struct WeightPlan {
     segments: Vec<Segment>,
-    /// By view: its segment and its offset there.
+    /// Segment of each view, and its offset there.
     in_place: HashMap<Key, (usize, usize)>,
     /// In the order of their copies, with their offsets.
     copied: Vec<(Bytes, usize)>,
@@ -59,7 +59,7 @@ pub struct WeightPlan {
 
 impl WeightPlan {
     /// For the weights of plans and what a GPU allows.
-    pub fn new<G: Gpu>(plans: &[Plan], gpu: &G) -> WeightPlan {
+    pub fn new<G: MetalGpu>(plans: &[Plan], gpu: &G) -> WeightPlan {
         let facts = gpu.facts();
         let mut copied = HashSet::new();
         loop {
@@ -122,7 +122,7 @@ impl WeightPlan {
         plan
     }
 
-    /// Whether views are in one buffer.
+    /// Returns true if all views are in one buffer.
     fn share_a_buffer(&self, views: &[Key]) -> bool {
         let mut segments = views.iter().map(|key| self.in_place.get(key).map(|(segment, _)| *segment));
         let first = segments.next();
@@ -134,7 +134,7 @@ impl WeightPlan {
         self.copied_bytes
     }
 
-    /// Whether a view is used in place.
+    /// Returns true if a view is used in place.
     pub fn is_in_place(&self, view: &Bytes) -> bool {
         self.in_place.contains_key(&key(view))
     }
@@ -143,7 +143,7 @@ impl WeightPlan {
     ///
     /// # Errors
     /// Memory was refused, or the GPU cannot use a map where it is.
-    pub fn make<G: Gpu>(self, gpu: &G, buffers: &mut Vec<G::Buffer>) -> Result<Weights> {
+    pub fn make<G: MetalGpu>(self, gpu: &G, buffers: &mut Vec<G::Buffer>) -> Result<Weights> {
         let mut places = HashMap::new();
         let first = buffers.len();
         for segment in &self.segments {
@@ -161,7 +161,7 @@ impl WeightPlan {
             places.insert(*key, Location { buffer: (first + segment) as u16, offset: *offset as u64 });
         }
         if self.copied_bytes > 0 {
-            let copies = gpu.allocate("weights, copied", self.copied_bytes)?;
+            let copies = gpu.allocate(Memory::Device, "weights, copied", self.copied_bytes)?;
             for (view, offset) in &self.copied {
                 // SAFETY: `copied_bytes` is the sum of all copies, so that each has its own range
                 // of the buffer; the buffer was just allocated, so nothing else reads or writes it.
@@ -183,7 +183,7 @@ fn stacks(plans: &[Plan]) -> impl Iterator<Item = Vec<Key>> {
     stacks.map(|stack| stack.views().filter(|view| !view.is_empty()).map(key).collect())
 }
 
-/// Where every view is.
+/// Places of all views.
 pub struct Weights {
     places: HashMap<Key, Location>,
 }
@@ -204,13 +204,13 @@ const MOST_BIASED_COLUMNS: usize = 256;
 /// (`kernels/key_bias.h`).
 #[derive(Default)]
 pub struct LookupTables {
-    /// By plan and weight: index of its first entry.
+    /// Index of the first entry of a stack, by plan and weight.
     stacks: HashMap<(usize, WeightId), usize>,
-    /// By heads: index of the first entry.
+    /// Index of the first entry of a list of heads.
     heads: HashMap<Vec<usize>, usize>,
-    /// By KV layer: index of the first entry.
+    /// Index of the first entry of a KV layer's key biases.
     known_at: HashMap<KvLayerId, usize>,
-    /// By KV layer.
+    /// Key biases by KV layer.
     known: Vec<Option<KnownKeys>>,
     /// Entries of 8 bytes.
     n_entries: usize,
@@ -280,17 +280,17 @@ impl LookupTables {
         entries
     }
 
-    /// Where the offsets of a stack lie in the buffer of tables.
+    /// Place of a stack's offsets in the buffer of tables.
     pub fn stack(&self, buffer: u16, plan: usize, id: WeightId) -> Option<Location> {
         self.stacks.get(&(plan, id)).map(|first| Location { buffer, offset: *first as u64 * 8 })
     }
 
-    /// Where what the keys of a layer are stored without lies there; `None`: they are stored as they are.
+    /// Place of the biases that are subtracted from a layer's keys before they are stored; `None`: none.
     pub fn key_bias(&self, buffer: u16, layer: KvLayerId) -> Option<Location> {
         self.known_at.get(&layer).map(|first| Location { buffer, offset: *first as u64 * 8 })
     }
 
-    /// Where heads lie there.
+    /// Place of a list of heads in the buffer of tables.
     pub fn heads(&self, buffer: u16, heads: &[usize]) -> Location {
         let first = self.heads.get(heads).copied().unwrap_or(0);
         Location { buffer, offset: first as u64 * 8 }

@@ -10,8 +10,11 @@ use ingle_device_metal::kernels::constant;
 
 const SAMPLE: &str = "sampling/sample.metal";
 const PENALTIES: &str = "sampling/penalties.metal";
+const MASKS: &str = "sampling/masks.metal";
 const NO_TOKEN: u32 = u32::MAX;
-/// How tokens are chosen (`sampling/arguments.h`).
+/// Words of a `Choice` (`step_parts.h`).
+const CHOICE: usize = 20;
+/// How tokens are chosen (`step_parts.h`).
 const NOTHING: u32 = 0;
 const BEST: u32 = 1;
 const SAMPLED: u32 = 2;
@@ -26,11 +29,11 @@ fn step(n_outputs: usize) -> [u32; 8] {
 }
 
 /// The choice of an output.
-fn choice(how: u32, params: &Sampling) -> [u32; 16] {
+fn choice(how: u32, params: &Sampling) -> [u32; CHOICE] {
     let nucleus = (f64::from(params.top_p) * 2f64.powi(32)) as u32;
     let nucleus = if params.top_p < 1.0 { nucleus.max(1) } else { 0 };
     let random = (params.random * 2f64.powi(64)) as u64;
-    let mut words = [0; 16];
+    let mut words = [0; CHOICE];
     words[..5].copy_from_slice(&[how, params.top_k as u32, nucleus, random as u32, (random >> 32) as u32]);
     words[9..11].copy_from_slice(&[params.temperature.to_bits(), params.min_p.ln().to_bits()]);
     words
@@ -44,7 +47,7 @@ fn choose(
     file: &'static str,
     function: &str,
     logits: &[Vec<f32>],
-    choices: &[[u32; 16]],
+    choices: &[[u32; CHOICE]],
     n_threads: usize,
 ) -> Launch {
     Launch::new(file, function)
@@ -177,7 +180,8 @@ fn outputs_of_a_step_are_chosen_each_in_its_way() {
     let rows: Vec<Vec<f32>> = (0..5).map(|_| logits(&mut rng, 1000, 0)).collect();
     let params = |index: usize| Sampling { random: 0.17 * index as f64, top_k: 9 * index, ..PLAIN };
     let hows = [SAMPLED, BEST, NOTHING, SAMPLED, BEST];
-    let choices: Vec<[u32; 16]> = hows.iter().enumerate().map(|(i, how)| choice(*how, &params(i))).collect();
+    let choices: Vec<[u32; CHOICE]> =
+        hows.iter().enumerate().map(|(i, how)| choice(*how, &params(i))).collect();
     for (file, function, mine) in [(SAMPLE, "sample", SAMPLED), ("argmax.metal", "argmax", BEST)] {
         let launch = choose(file, function, &rows, &choices, 128);
         let launch =
@@ -249,7 +253,7 @@ fn the_best_is_the_first_of_the_largest() {
 
 /// Bit for bit as the contract defines them, of several outputs, some without; with tokens that earlier steps chose, or did not.
 #[test]
-fn penalties_are_as_defined() {
+fn biases_and_penalties_are_as_defined() {
     let mut rng = Rng::new(7);
     for lens in [[(0, 0), (9, 0), (0, 3)], [(1, 0), (70, 5), (0, 0)], [(300, 9), (40, 1), (600, 600)]] {
         for (repeat, presence, frequency) in [(1.3, 0.0, 0.0), (1.0, 0.5, 0.25), (0.9, -1.0, 0.1)] {
@@ -259,7 +263,7 @@ fn penalties_are_as_defined() {
             chosen[3] = NO_TOKEN;
             // Not every list begins where the one before ends.
             let (mut recent, mut pending) = (vec![u32::MAX; 2], vec![u32::MAX; 3]);
-            let mut choices = vec![];
+            let (mut choices, mut biases) = (vec![], vec![0; 2]);
             let rows: Vec<Vec<f32>> = lens.iter().map(|_| logits(&mut rng, n_vocab, 3)).collect();
             let mut want = vec![];
             for ((n_recent, n_pending), row) in lens.iter().zip(&rows) {
@@ -273,13 +277,23 @@ fn penalties_are_as_defined() {
                     *n_pending,
                 ]);
                 words[11..14].copy_from_slice(&[repeat, presence, frequency].map(f32::to_bits));
+                // Some tokens have biases too, and some of them two.
+                let n_biases = rng.below(3) * rng.below(n_vocab + 3);
+                words[15..17].copy_from_slice(&[biases.len() as u32 / 2, n_biases as u32]);
                 choices.push(words);
+                let mut row = row.clone();
+                for _ in 0..n_biases {
+                    let (token, value) = (rng.below(n_vocab), rng.below(9) as f32 - 4.0);
+                    row[token] += value;
+                    biases.extend([token as u32, value.to_bits()]);
+                }
                 let known = places.iter().map(|place| chosen[*place as usize]).filter(|t| *t != NO_TOKEN);
-                want.extend(penalised(row, Penalties { repeat, presence, frequency }, &tokens, known));
+                want.extend(penalised(&row, Penalties { repeat, presence, frequency }, &tokens, known));
                 recent.extend(tokens);
                 pending.extend(places);
             }
-            let n_groups = lens.iter().map(|(a, b)| (a + b).div_ceil(256)).max().unwrap().max(1) as usize;
+            let n_items = choices.iter().map(|words| words[6] + words[8] + words[16]).max().unwrap();
+            let n_groups = n_items.div_ceil(256).max(1) as usize;
             let got = Launch::new(PENALTIES, "penalties")
                 .arguments(&[n_vocab as u32, 0, 0, 0])
                 .words(1, &step(rows.len()))
@@ -288,11 +302,50 @@ fn penalties_are_as_defined() {
                 .words(4, &recent)
                 .words(5, &pending)
                 .words(6, &chosen)
+                .words(7, &biases)
                 .grid([n_groups, rows.len(), 1], 256)
                 .run()
                 .words(3);
             assert_eq!(got, want, "{lens:?}, penalties {repeat}, {presence}, {frequency}");
         }
+    }
+}
+
+/// Minus infinity where a bit is 0, of outputs with a mask; the others stay, and so do the bits after the vocabulary.
+#[test]
+fn masks_are_as_defined() {
+    let mut rng = Rng::new(11);
+    for n_vocab in [1, 32, 77, 1000] {
+        let rows: Vec<Vec<f32>> = (0..3).map(|_| logits(&mut rng, n_vocab, 0)).collect();
+        let n_words = n_vocab.div_ceil(32);
+        let words: Vec<u32> = (0..2 * n_words + 1).map(|_| rng.bits() as u32).collect();
+        let starts = [None, Some(1), Some(1 + n_words)];
+        let choices = starts.map(|start| {
+            let mut words = choice(BEST, &PLAIN);
+            words[17] = start.map_or(0, |start| 1 + start as u32);
+            words
+        });
+        let allows = |start: usize, token: usize| words[start + token / 32] >> (token % 32) & 1 == 1;
+        let want: Vec<u32> = starts
+            .iter()
+            .zip(&rows)
+            .flat_map(|(start, row)| {
+                row.iter().enumerate().map(|(token, logit)| match start {
+                    Some(start) if !allows(*start, token) => f32::NEG_INFINITY.to_bits(),
+                    Some(_) | None => logit.to_bits(),
+                })
+            })
+            .collect();
+        let got = Launch::new(MASKS, "masks")
+            .arguments(&[n_vocab as u32, 0, 0, 0])
+            .words(1, &step(rows.len()))
+            .words(2, &choices.concat())
+            .floats(3, &rows.concat())
+            .words(4, &words)
+            .grid([2, rows.len(), 1], 64)
+            .run()
+            .words(3);
+        assert_eq!(got, want, "{n_vocab}");
     }
 }
 
@@ -333,6 +386,7 @@ fn sanitizers_find_nothing() {
             .words(4, &[1, 2, 1, 8])
             .words(5, &[0])
             .words(6, &[2])
+            .words(7, &[0, 0])
             .grid([1, 1, 1], 64)
             .sanitize_file(sanitizer);
     }

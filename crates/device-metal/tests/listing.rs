@@ -153,6 +153,7 @@ const METAL_ONLY: &[&str] = &[
     "linear/tq2_0",
     // The CPU's sampler is the engine's; what the CPU can do is measured by `peaks.rs`.
     "sampling/arguments",
+    "sampling/masks",
     "sampling/penalties",
     "sampling/rank",
     "sampling/sample",

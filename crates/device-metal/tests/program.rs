@@ -116,8 +116,8 @@ fn a_sequence_that_ends_early_disturbs_nobody() {
     assert_eq!(found, expected);
 }
 
-/// Masks, biases, log-probabilities and the best k: the host does what has no kernel, in the company of outputs that have one. What
-/// it chose can be linked to.
+/// Log-probabilities and the best k: the host does what has no kernel, in the company of outputs that have one, masks and biases
+/// among them. What it chose can be linked to.
 #[test]
 fn the_host_chooses_what_has_no_kernel() {
     let device = device();
@@ -138,7 +138,7 @@ fn the_host_chooses_what_has_no_kernel() {
         Want::LOGITS,
     ];
     for (index, want) in wants.iter().enumerate() {
-        assert_eq!(program.chooses_in_flight(want), index == 5, "{want:?}");
+        assert_eq!(program.chooses_in_flight(want), [1, 2, 5].contains(&index), "{want:?}");
     }
     let mut masks = vec![0; words as usize];
     (masks[0], masks[1]) = (1 << 9, 1 << 3);

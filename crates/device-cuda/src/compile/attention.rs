@@ -3,6 +3,7 @@
 use super::primitives::interleaved;
 use super::{Call, Draft, ONE, blocks, each, failed};
 use crate::arguments::{AttentionArguments, HeadsArguments, PagesArguments, RowArguments, ScoresArguments};
+use crate::layout::{PARTIALS, TOTALS};
 use crate::products::Products;
 use device::{KvLayerId, KvType, Op, Result, RowCount, ValueId};
 use device_lower::fields::{AttentionOf, HeadChain, RopeOf};
@@ -14,7 +15,7 @@ const MOST_COLUMNS: usize = 640;
 
 /// Kernels that take rows by tiles, for keys and values of each type.
 struct Tiled {
-    /// Of files and kernels, before the type and the columns.
+    /// Prefix of the names of files and kernels, before the type and the columns.
     name: &'static str,
     n_threads: u32,
     /// Queries of a tile.
@@ -64,7 +65,7 @@ impl Draft<'_> {
             && q.rope == chains.k.rope
             && self.row(q, &chains.k, chains.v, chains.layer, attention)?
         {
-            // Where a sequence is long, its positions are split over blocks.
+            // The positions of long sequences are split over blocks.
             self.when = When::Long;
             let result = self.heads(Some(q), &chains.k, chains.v, chains.layer);
             let result = result.and_then(|()| self.attend_layer(q.end, chains.layer, attention));
@@ -266,7 +267,7 @@ impl Draft<'_> {
         }
     }
 
-    /// What all attentions read of a step, for one block a row.
+    /// The parts of a step that all attentions read, for one block a row.
     fn attention_places(&self) -> AttentionArguments {
         let c = self.c;
         AttentionArguments {
@@ -274,8 +275,8 @@ impl Draft<'_> {
             positions: c.step_place(c.step.positions),
             row_spans: c.step_place(c.step.row_spans),
             spans: c.step_place(c.step.spans),
-            partials: c.scratch_place(0),
-            totals: c.scratch_place(1),
+            partials: c.scratch_place(PARTIALS),
+            totals: c.scratch_place(TOTALS),
             ..Default::default()
         }
     }
@@ -289,7 +290,7 @@ impl Draft<'_> {
         self.push(Call { name: &kernel.name, when, ..call }, &arguments);
     }
 
-    /// Of a layer over pages, with positions not split.
+    /// Arguments for a layer over pages, with positions not split.
     fn attention_arguments(
         &self,
         q: ValueId,

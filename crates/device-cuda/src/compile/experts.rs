@@ -9,7 +9,7 @@ use crate::arguments::{
     ExpertTilesArguments, GemmArguments, InputArguments, LinearArguments, MatrixArguments,
 };
 use crate::driver::Address;
-use crate::layout::TILES_AT;
+use crate::layout::{PAIRS, TILES, TILES_AT};
 use crate::packs::Pack;
 use crate::products::{AtLaunch, Experts};
 use crate::stored::Stored;
@@ -49,7 +49,7 @@ impl Draft<'_> {
         self.experts(x, None, ids, &[weight], None, out)
     }
 
-    /// Whether experts of rows go by `gemv_experts`.
+    /// Returns true if `gemv_experts` computes these products.
     fn are_of_one(&self, rows: RowCount, ids: ValueId, stored: Stored) -> bool {
         let is_one = self.class(rows) == RowClass::One && !self.c.is_deterministic();
         is_one && !stored.kind.is_float() && self.c.cols(ids) <= ONE_EXPERTS
@@ -114,7 +114,7 @@ impl Draft<'_> {
         let c = self.c;
         let (profile, k) = (c.profile, c.cols(ids));
         let experts = Experts { products: profile.products, n: pack.n_experts, k, only: profile.only_tile };
-        let (pairs, n_tiles) = (c.scratch_place(7), c.scratch_place(8));
+        let (pairs, n_tiles) = (c.scratch_place(PAIRS), c.scratch_place(TILES));
         let tiles = n_tiles + TILES_AT as u64;
         if self.grouped.replace(ids) != Some(ids) {
             let arguments = ExpertTilesArguments {
@@ -144,7 +144,7 @@ impl Draft<'_> {
         let (name, threads) = rows_input(input.n_cols);
         let call = Call::new("gemm/input.cu", rows, [grid, ONE, ONE], threads, &[]);
         self.push(Call { name, ..call }, &input);
-        // What a projection left there is gone.
+        // This overwrites the rows of a projection in scratch.
         self.is_tiled = false;
         let arguments = GemmArguments {
             n_out: pack.n_out as u32,

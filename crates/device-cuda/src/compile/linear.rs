@@ -4,6 +4,7 @@ use super::primitives::activation;
 use super::{Call, Draft, ONE, blocks, each, failed};
 use crate::arguments::{GemmArguments, InputArguments, LinearArguments, MatrixArguments, RowsArguments};
 use crate::driver::Address;
+use crate::layout::{COUNTERS, HALVES, SCALES, SUMS};
 use crate::packs::Pack;
 use crate::products::{AtLaunch, MOST_TILES, PackedProduct, Tile, groups};
 use crate::stored::{Kind, Stored};
@@ -46,7 +47,7 @@ const LARGE: usize = 12 << 20;
 /// Bytes of shared memory that a block has on every chip without asking for more.
 pub(super) const MOST_SHARED: u32 = 48 << 10;
 
-/// How a product of one row is spread over the chip (linear/gemv_one.cuh).
+/// The distribution of a product of one row over the chip (linear/gemv_one.cuh).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spread {
     /// Columns that a team of warps makes at a time.
@@ -291,7 +292,7 @@ impl Draft<'_> {
         true
     }
 
-    /// Of one row, or of one row and its experts: a block a multiprocessor.
+    /// A product of one row, or of one row and its experts, with a block a multiprocessor.
     pub(super) fn gemv_one(
         &mut self,
         mut arguments: LinearArguments,
@@ -348,7 +349,7 @@ impl Draft<'_> {
     /// From packed weights, on tensor cores.
     fn packed(&mut self, p: &Product, rows: RowCount, pack: &Pack, weights: Address) -> Result<()> {
         let c = self.c;
-        let (x, x_scales) = (c.scratch_place(3), c.scratch_place(4));
+        let (x, x_scales) = (c.scratch_place(HALVES), c.scratch_place(SCALES));
         let (k_tiles, row_groups) = (pack.k_tiles as u32, max_rows(c.limits, rows).div_ceil(8) as u32);
         if !self.is_tiled {
             let input = InputArguments { k_tiles, row_groups, ..self.input(p)? };
@@ -374,8 +375,8 @@ impl Draft<'_> {
             y2: more(2).out,
             bias1: more(1).bias,
             bias2: more(2).bias,
-            partials: c.scratch_place(5),
-            counters: c.scratch_place(6),
+            partials: c.scratch_place(SUMS),
+            counters: c.scratch_place(COUNTERS),
             k_tiles,
             row_groups,
             y_stride: of(0).n_out,
@@ -400,8 +401,8 @@ impl Draft<'_> {
             n_cols: p.matrices[0].0.n_cols as u32,
             x: c.value(p.x)?,
             weight: c.vector_or_null(p.norm.and_then(|norm| norm.weight))?,
-            out: c.scratch_place(3),
-            scales: c.scratch_place(4),
+            out: c.scratch_place(HALVES),
+            scales: c.scratch_place(SCALES),
             has_norm: u32::from(p.norm.is_some()),
             eps: p.norm.map_or(0.0, |norm| norm.eps),
             ..Default::default()
@@ -438,7 +439,7 @@ impl Draft<'_> {
         let c = self.c;
         let n_in = p.matrices[0].0.n_cols;
         self.is_tiled = false;
-        let (x_f16, x_scales) = (c.scratch_place(3), c.scratch_place(4));
+        let (x_f16, x_scales) = (c.scratch_place(HALVES), c.scratch_place(SCALES));
         let of_rows = RowsArguments {
             n_rows: 0,
             n_in: n_in as u32,

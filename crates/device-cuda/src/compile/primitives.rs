@@ -7,12 +7,13 @@ use crate::arguments::{
 };
 use crate::driver::Address;
 use crate::group::{BLOCKS, BLOCKS_MANY};
-use crate::layout::BEST_PARTS;
+use crate::layout::{BEST_PARTS, BESTS};
 use device::{
     Activation, CollectiveKind, Op, Pooling, Result, RopeStyle, RouterGroups, RouterScores, StateId, ValueId,
     WeightId,
 };
 use device_lower::fields::Norm;
+use device_gpu::signature::{Signature, Source, signature};
 use device_lower::lifetimes::max_rows;
 use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::Join;
@@ -48,18 +49,41 @@ const COLLECTIVE_VALUES: usize = 1024;
 const MOST_STATE_ROWS: usize = 512;
 
 impl Draft<'_> {
-    fn element(&mut self, file: &str, out: ValueId, arguments: ElementArguments) -> Result<()> {
-        let (rows, cols) = (self.c.rows(out), self.c.cols(out));
-        let arguments = ElementArguments { cols: cols as u32, out: self.c.value(out)?, ..arguments };
-        let writes = [out];
-        let call = Call::new(file, rows, [blocks(cols, 256), each(rows), ONE], 256, &writes);
+    /// A kernel whose signature is the same on every GPU.
+    fn element(&mut self, of: &Signature) -> Result<()> {
+        let c = self.c;
+        let address = |source: Option<Source>| match source {
+            None => Ok(0),
+            Some(Source::Value(id)) => c.value(id),
+            Some(Source::Weight(id)) => c.vector(id),
+            Some(Source::Outputs) => Ok(c.step_place(c.step.outputs)),
+            Some(Source::Input) => Ok(c.step_place(c.step.input)),
+        };
+        let (rows, cols, n) = (c.rows(of.out), c.cols(of.out), of.numbers);
+        let arguments = ElementArguments {
+            n_rows: 0,
+            cols: cols as u32,
+            x_cols: n.a_cols as u32,
+            first: n.first as u32,
+            group: n.group as u32,
+            taken: n.taken as u32,
+            kind: of.activation.map_or(0, activation),
+            factor: n.factor,
+            limit: n.limit,
+            reserved: 0,
+            a: address(of.a)?,
+            b: address(of.b)?,
+            rows: address(of.rows)?,
+            out: c.value(of.out)?,
+        };
+        let (file, writes) = (format!("{}.cu", of.kernel), [of.out]);
+        let call = Call::new(&file, rows, [blocks(cols, 256), each(rows), ONE], 256, &writes);
         self.push(call, &arguments);
         Ok(())
     }
 
     pub(super) fn gate(&mut self, gate: ValueId, up: ValueId, kind: Activation, out: ValueId) -> Result<()> {
-        let (a, b) = (self.c.value(gate)?, self.c.value(up)?);
-        self.element("gate.cu", out, ElementArguments { a, b, kind: activation(kind), ..Default::default() })
+        self.primitive(&Op::Gate { gate, up, kind, out })
     }
 
     pub(super) fn rms_norm(&mut self, x: ValueId, norm: Norm, group: usize, out: ValueId) -> Result<()> {
@@ -190,7 +214,8 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// What the ranks of the GPU's group make of a value: on as many blocks as the class of rows fills, the same on each rank.
+    /// A collective of the ranks of the GPU's group. The class of rows sets the number of blocks, which is
+    /// the same on each rank.
     fn collective(&mut self, kind: CollectiveKind, x: ValueId, out: ValueId) -> Result<()> {
         let c = self.c;
         let Some(rank) = &c.places.rank else { return failed(format!("{kind} on a GPU without a group")) };
@@ -226,8 +251,6 @@ impl Draft<'_> {
 
     pub(super) fn primitive(&mut self, op: &Op) -> Result<()> {
         let c = self.c;
-        let simple =
-            |a| -> Result<ElementArguments> { Ok(ElementArguments { a: c.value(a)?, ..Default::default() }) };
         match op {
             Op::Embed { table, scale, out } => {
                 self.embed(*table, *scale, c.step_place(c.step.tokens), c.places.chosen, *out)
@@ -253,44 +276,6 @@ impl Draft<'_> {
                 Ok(())
             }
             Op::Rope { .. } => self.rope(op),
-            Op::Activate { x, kind, out } => {
-                self.element("activate.cu", *out, ElementArguments { kind: activation(*kind), ..simple(*x)? })
-            }
-            Op::Gate { gate, up, kind, out } => self.gate(*gate, *up, *kind, *out),
-            Op::Add { a, b, out } => {
-                self.element("add.cu", *out, ElementArguments { b: c.value(*b)?, ..simple(*a)? })
-            }
-            Op::Scale { x, factor, out } => {
-                self.element("scale.cu", *out, ElementArguments { factor: *factor, ..simple(*x)? })
-            }
-            Op::Softcap { x, cap, out } => {
-                self.element("softcap.cu", *out, ElementArguments { factor: *cap, ..simple(*x)? })
-            }
-            Op::Clamp { x, min, max, out } => self.element(
-                "clamped.cu",
-                *out,
-                ElementArguments { factor: *min, limit: *max, ..simple(*x)? },
-            ),
-            Op::Columns { x, first, group, out } => {
-                let (x_cols, cols) = (c.cols(*x), c.cols(*out));
-                let taken = cols / (x_cols / group).max(1);
-                let arguments = ElementArguments {
-                    x_cols: x_cols as u32,
-                    first: *first as u32,
-                    group: *group as u32,
-                    taken: taken as u32,
-                    ..simple(*x)?
-                };
-                self.element("columns.cu", *out, arguments)
-            }
-            Op::SelectRows { x, out } => {
-                let rows = c.step_place(c.step.outputs);
-                self.element("select_rows.cu", *out, ElementArguments { rows, ..simple(*x)? })
-            }
-            Op::Input { out } => {
-                let a = c.step_place(c.step.input);
-                self.element("input.cu", *out, ElementArguments { a, ..Default::default() })
-            }
             Op::Pool { x, kind, out } => {
                 let kind = match kind {
                     Pooling::Mean => 0,
@@ -397,33 +382,27 @@ impl Draft<'_> {
             | Op::SelfAttention { .. }
             | Op::CrossAttention { .. }
             | Op::CrossScores { .. } => self.attention(op),
-            Op::ExpertBias { x, ids, bias, out } => {
-                let k = c.cols(*ids);
-                let arguments = ElementArguments {
-                    group: (c.cols(*x) / k) as u32,
-                    taken: k as u32,
-                    b: c.vector(*bias)?,
-                    rows: c.value(*ids)?,
-                    ..simple(*x)?
-                };
-                self.element("expert_bias.cu", *out, arguments)
-            }
-            Op::GateClamped { gate, up, alpha, limit, out } => {
-                let (factor, limit, b) = (*alpha, *limit, c.value(*up)?);
-                self.element("gate_clamped.cu", *out, ElementArguments { factor, limit, b, ..simple(*gate)? })
-            }
-            Op::Join { a, b, n_heads, out } => {
-                let group = (c.cols(*out) / n_heads) as u32;
-                let taken = (c.cols(*a) / n_heads) as u32;
-                let b = c.value(*b)?;
-                self.element("join_heads.cu", *out, ElementArguments { group, taken, b, ..simple(*a)? })
-            }
-            Op::Ordinals { out } => self.element("ordinals.cu", *out, ElementArguments::default()),
             Op::Adapters { out, .. } => {
                 let kind = u32::from(c.rows(*out).per_token().is_none());
                 self.of_spans("adapters.cu", 1, 32, *out, SpanArguments { kind, ..Default::default() })
             }
             Op::Collective { kind, x, out } => self.collective(*kind, *x, *out),
+            Op::Activate { .. }
+            | Op::Gate { .. }
+            | Op::GateClamped { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Softcap { .. }
+            | Op::Clamp { .. }
+            | Op::Columns { .. }
+            | Op::Join { .. }
+            | Op::ExpertBias { .. }
+            | Op::SelectRows { .. }
+            | Op::Input { .. }
+            | Op::Ordinals { .. } => match signature(c.plan, op) {
+                Some(of) => self.element(&of),
+                None => failed(format!("{:?} was not lowered", op.kind())),
+            },
             Op::Linear { .. } | Op::Fused { .. } => failed(format!("{:?} was not lowered", op.kind())),
         }
     }
@@ -464,7 +443,7 @@ impl Draft<'_> {
             pending: c.step_place(c.step.pending),
             chosen: c.places.chosen,
             host_chosen: c.places.host_chosen,
-            bests: c.scratch_place(2),
+            bests: c.scratch_place(BESTS),
             biases: c.step_place(c.step.biases),
             masks: c.places.masks,
         };

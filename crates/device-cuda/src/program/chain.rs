@@ -2,36 +2,35 @@
 //! launched between the two, and the weights of the second one's first layer are on their way while the first one's head is multiplied. So while a launch
 //! is in flight, such steps are held back until there are as many as a launch takes, or until one of them is waited for.
 
-use super::CudaProgram;
-use super::inputs::Begun;
+use super::CudaMachine;
 use device::{Result, Step};
+use device_gpu::inputs::Begun;
 
-/// Of a step of one row whose token the kernel chooses, as the best: where it stands.
+/// The place of a step of one row, whose token the kernel chooses as the best, in its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chained {
-    /// Of its row in its sequence.
+    /// Position of its row in its sequence.
     position: u32,
     /// The step whose first output is its token; `None`: it is known.
     from: Option<u64>,
 }
 
 impl Chained {
-    /// Whether this step goes on where another one with a ticket ends.
+    /// Returns true if this step continues the step `other` with this ticket.
     fn follows(&self, other: &Chained, ticket: u64) -> bool {
         self.from == Some(ticket) && self.position == other.position + 1
     }
 }
 
-impl CudaProgram {
-    /// Where a step stands that may share a launch; `None`: it may not.
+impl CudaMachine {
+    /// The place of a step that may share a launch; `None`: it may not.
     pub(super) fn chained(&self, step: &Step, begun: &Begun) -> Option<Chained> {
-        let plan = &self.plans[begun.plan];
+        let (plan, whole) = (&self.plans[begun.plan], &self.wholes[begun.plan]);
         let sizes = &begun.sizes;
         let ([span], [want]) = (step.spans, step.wants) else { return None };
         let chooses_best = sizes.best && !sizes.sample && !sizes.penalties && !sizes.masks;
         let is_token = sizes.whole && sizes.n_rows == 1 && step.input.is_empty() && plan.kept.is_empty();
-        if !(plan.whole.chained_steps() > 1 && is_token && chooses_best) || want.logits || begun.by_host(want)
-        {
+        if !(whole.chained_steps() > 1 && is_token && chooses_best) || want.logits || begun.by_host(want) {
             return None;
         }
         let from = match step.links {
@@ -42,58 +41,28 @@ impl CudaProgram {
         Some(Chained { position: span.first_position, from })
     }
 
-    /// Hold a step back if one launch may compute it together with steps before or after it. False: it must be launched now, and all steps before it
-    /// have been.
-    ///
-    /// # Errors
-    /// Steps before it were not launched.
-    pub(super) fn hold(&mut self, begun: &Begun) -> Result<bool> {
-        let follows = self.held.last().is_none_or(|last| self.follows(last, begun));
-        if !follows {
-            self.launch_held()?;
-        }
-        // The GPU has something to do meanwhile.
-        let is_busy = !self.ahead.in_flight.is_empty();
-        let is_held = begun.chained.is_some() && is_busy;
-        if is_held {
-            self.held.push(*begun);
-        }
-        Ok(is_held)
+    /// Returns true if the launch of a step may compute the next one too.
+    pub(super) fn chains(&self, last: &Begun, next: &Begun) -> bool {
+        let (before, after) = (self.noted(last), self.noted(next));
+        let same = last.plan == next.plan && before.copies == after.copies;
+        let (Some(before), Some(after)) = (before.chained, after.chained) else { return false };
+        same && after.follows(&before, last.ticket) && self.wholes[last.plan].chains_at(before.position)
     }
 
-    /// Whether the launch of a step may compute the next one too.
-    fn follows(&self, last: &Begun, next: &Begun) -> bool {
-        let (Some(before), Some(after)) = (last.chained, next.chained) else { return false };
-        last.plan == next.plan
-            && last.copies == next.copies
-            && after.follows(&before, last.ticket)
-            && self.plans[last.plan].whole.chains_at(before.position)
-    }
-
-    /// Launch the steps that were held back.
+    /// Launches the steps that were held back.
     ///
     /// # Errors
     /// The driver refused: none of the steps in flight can be trusted then.
     pub(super) fn launch_held(&mut self) -> Result<()> {
-        let Some(mut first) = self.held.first().copied() else { return Ok(()) };
-        first.more_steps = self.held.len() as u32 - 1;
+        let Some(first) = self.held.first().copied() else { return Ok(()) };
+        let place = self.place(first.ticket);
+        self.noted[place].more_steps = self.held.len() as u32 - 1;
         self.held.clear();
-        let launched = self.context.enter().and_then(|()| {
-            self.with_event(|program| program.load_step(&first).and_then(|()| program.launch_graph(&first)))
-        });
-        match launched {
-            Ok(event) => {
-                // Whoever waits for the first waits for all.
-                if let Some(step) = self.ahead.in_flight.iter_mut().find(|step| step.ticket == first.ticket) {
-                    step.work = Some(event);
-                }
-                Ok(())
-            }
-            Err(error) => {
-                self.ahead.failed_below = self.ahead.next;
-                Err(error)
-            }
-        }
+        self.context.enter()?;
+        let event =
+            self.with_event(|machine| machine.load_step(&first).and_then(|()| machine.launch_graph(&first)))?;
+        self.running[place] = Some(event);
+        Ok(())
     }
 }
 

@@ -1,22 +1,24 @@
 //! Launching: a step's commands one by one, as a graph, or each by itself to be timed.
 
-use super::CudaProgram;
-use super::inputs::{Begun, N_COPIES};
+use super::CudaMachine;
+use super::noted::N_COPIES;
 use crate::arguments::{ExpertTilesArguments, GemmArguments, PersistentArguments, StepLoadArguments};
 use crate::compile::Commands;
 use crate::driver::{Event, Graph, MAX_ARGUMENT_BYTES, NAME, Start};
 use crate::products::{AtLaunch, PackedProduct, Tile};
 use device::{Error, Result, Step, Timing};
-use device_lower::table::{StepSizes, When};
+use device_gpu::inputs::{self, Begun};
+use device_gpu::machine::{Machine, masks_at};
+use device_lower::table::StepSizes;
 use std::ops::Range;
 
-/// Where a product says into how many parts of K it is cut.
+/// Offset of the number of parts of K in a product's arguments.
 const N_SPLITS: usize = std::mem::offset_of!(GemmArguments, n_splits);
 
-/// Where the tiles of experts say how many rows they have.
+/// Offset of the rows of a tile in the arguments of experts' tiles.
 const WIDTH: usize = std::mem::offset_of!(ExpertTilesArguments, width);
 
-/// Rows of a step above which it takes so long that whoever stops it should not wait for its end.
+/// Steps with more rows than this are launched in parts, so that they can be stopped early.
 const LONG_STEP: usize = 1024;
 
 /// Parts of a long step that somebody may stop.
@@ -24,7 +26,7 @@ const PARTS: usize = 8;
 
 /// Graphs by what decides which commands run on how many blocks: a plan and the sizes of a step.
 pub(super) struct Graphs {
-    /// In no order; with when each was used last.
+    /// Entries in no order.
     entries: Vec<Entry>,
     most: usize,
     clock: u64,
@@ -33,7 +35,7 @@ pub(super) struct Graphs {
 struct Entry {
     plan: usize,
     sizes: StepSizes,
-    /// `None`: it was launched once, command by command. What comes twice becomes a graph.
+    /// `None`: launched once, command by command. The second launch records a graph.
     graph: Option<Graph>,
     used: u64,
 }
@@ -44,14 +46,15 @@ impl Graphs {
     }
 }
 
-impl CudaProgram {
-    /// Copy the numbers of a launch's steps to the GPU, after all steps before.
+impl CudaMachine {
+    /// Copies the regions of a launch's steps to the GPU, after all earlier steps.
     pub(super) fn load_step(&self, begun: &Begun) -> Result<()> {
-        let [copies0, copies1, copies2, copies3, copies4, copies5, copies6, copies7] = begun.copies;
-        let n_words = begun.copies.iter().map(|copy| copy.n_words).max().unwrap_or(0);
+        let [copies0, copies1, copies2, copies3, copies4, copies5, copies6, copies7] =
+            self.noted(begun).copies;
+        let n_words = self.noted(begun).copies.iter().map(|copy| copy.n_words).max().unwrap_or(0);
         let arguments = StepLoadArguments {
             from: self.steps_address,
-            to: self.step_buffer.start(),
+            to: self.memory.step_buffer.start(),
             region_words: (self.step.region / 4) as u32,
             first_region: (begun.ticket % self.step.in_flight as u64) as u32,
             n_regions: self.step.in_flight as u32,
@@ -68,8 +71,8 @@ impl CudaProgram {
         // Blocks for each range: the way over the bus and back is what a range takes, and so all go it together.
         let n_blocks = n_words.div_ceil(256).clamp(1, 64);
         self.context.launch(
-            self.step_load,
-            [n_blocks, N_COPIES as u32, 1 + begun.more_steps],
+            self.functions.step_load,
+            [n_blocks, N_COPIES as u32, 1 + self.noted(begun).more_steps],
             256,
             0,
             Start::Early,
@@ -80,7 +83,7 @@ impl CudaProgram {
     /// Rows of a command. A step without outputs has none for what follows its selection: there a launch of a fixed size would read
     /// which experts to use from memory that nothing wrote.
     fn rows_of_command(&self, begun: &Begun, index: usize) -> usize {
-        let commands = self.plans[begun.plan].table(&begun.sizes);
+        let commands = self.table(begun.plan, &begun.sizes);
         let n_rows = commands.rows[index].count(begun.sizes.n_rows, begun.sizes.n_outputs);
         match commands.at_launch[index] {
             AtLaunch::Row(row) => usize::from(row < n_rows),
@@ -90,7 +93,7 @@ impl CudaProgram {
 
     /// Launch one command.
     fn launch_command(&self, begun: &Begun, index: usize, blocks: [u32; 3], start: Start) -> Result<()> {
-        let commands = self.plans[begun.plan].table(&begun.sizes);
+        let commands = self.table(begun.plan, &begun.sizes);
         let command = &commands.table.commands()[index];
         let parameters = commands.table.parameters(command);
         let start = if commands.together[index] { Start::Together } else { start };
@@ -104,12 +107,12 @@ impl CudaProgram {
         place[..4].copy_from_slice(&n_rows.to_le_bytes());
         let packed = |product: &PackedProduct, tile: usize, n_blocks: usize, place: &[u8]| {
             let (tile, kernel) = product.kernel(tile);
-            let (function, grid) = (self.functions[kernel as usize], [n_blocks as u32, 1, 1]);
+            let (function, grid) = (self.functions.by_number[kernel as usize], [n_blocks as u32, 1, 1]);
             let shared = tile.shared(product.codec);
             self.context.launch(function, grid, tile.threads(), shared, start, place)
         };
         let usual = |place: &[u8]| {
-            let function = self.functions[command.kernel as usize];
+            let function = self.functions.by_number[command.kernel as usize];
             self.context.launch(function, blocks, command.threads, command.threadgroup_bytes, start, place)
         };
         let result = match &commands.at_launch[index] {
@@ -121,8 +124,8 @@ impl CudaProgram {
             }
             AtLaunch::Row(row) => {
                 let mut arguments: PersistentArguments = bytemuck::pod_read_unaligned(place);
-                arguments.more_steps = begun.more_steps;
-                let of_sequence = begun.sequences[*row] * self.step.table_stride();
+                arguments.more_steps = self.noted(begun).more_steps;
+                let of_sequence = self.noted(begun).sequences[*row] * self.step.table_stride();
                 arguments.page_table += 4 * u64::from(of_sequence);
                 usual(bytemuck::bytes_of(&arguments))
             }
@@ -148,7 +151,7 @@ impl CudaProgram {
     }
 
     fn launch_commands(&self, begun: &Begun, range: Range<usize>) -> Result<()> {
-        let Commands { table, together, .. } = self.plans[begun.plan].table(&begun.sizes);
+        let Commands { table, together, .. } = self.table(begun.plan, &begun.sizes);
         let runs = table.runs(&begun.sizes).skip_while(|run| run.index < range.start);
         // The first one after the step's numbers are there: all others may read these, and what earlier steps wrote, before they
         // wait for the one before them. Kernels before that of one launch read none so early.
@@ -180,10 +183,10 @@ impl CudaProgram {
         })
     }
 
-    /// What is launched, and an event after it.
+    /// Calls `launch`, and records an event after it.
     pub(super) fn with_event(
         &mut self,
-        launch: impl FnOnce(&mut CudaProgram) -> Result<()>,
+        launch: impl FnOnce(&mut CudaMachine) -> Result<()>,
     ) -> Result<Event> {
         let event = match self.events.pop() {
             Some(event) => event,
@@ -200,9 +203,7 @@ impl CudaProgram {
 
     /// The first command that needs the step's masks, where it has any.
     fn masks_at(&self, begun: &Begun) -> usize {
-        let commands = self.plans[begun.plan].table(&begun.sizes).table.commands();
-        let at = commands.iter().position(|command| command.when == When::Masks);
-        at.filter(|_| begun.sizes.masks).unwrap_or(usize::MAX)
+        masks_at(&self.table(begun.plan, &begun.sizes).table, &begun.sizes)
     }
 
     /// What comes after the step's graph: choices among the tokens that masks allow. While the GPU computes logits, the host computes
@@ -211,22 +212,20 @@ impl CudaProgram {
         if !begun.sizes.masks {
             return Ok(());
         }
-        self.write_masks(step, begun);
+        inputs::write_masks(self, &self.step.clone(), step, begun);
         self.launch_commands(begun, self.masks_at(begun)..usize::MAX)
     }
 
     fn launch_parts(&mut self, step: &Step, begun: &Begun) -> Result<()> {
-        // What an earlier step left in the arena is written over, even if this one stops.
-        self.ahead.done.is_fresh = false;
         self.load_step(begun)?;
-        let n = self.plans[begun.plan].table(&begun.sizes).table.commands().len();
+        let n = self.table(begun.plan, &begun.sizes).table.commands().len();
         let masks_at = self.masks_at(begun);
         let mut running: Option<Event> = None;
         let mut result = Ok(());
         for part in 0..PARTS {
             let range = part * n / PARTS..(part + 1) * n / PARTS;
             if range.contains(&masks_at) {
-                self.write_masks(step, begun);
+                inputs::write_masks(self, &self.step.clone(), step, begun);
             }
             result = self.launch_commands(begun, range);
             let next = match self.events.pop() {
@@ -292,14 +291,8 @@ impl CudaProgram {
     }
 
     /// Each command between two events of its own.
-    pub(super) fn launch_timed(&self, begun: &Begun, timings: &mut Vec<Timing>) -> Result<()> {
-        let plan = &self.plans[begun.plan];
-        let table = &plan.table(&begun.sizes).table;
-        // As `commands` lists them.
-        let before = match begun.sizes.whole {
-            true => plan.table(&StepSizes { whole: false, ..begun.sizes }).table.commands().len(),
-            false => 0,
-        };
+    pub(super) fn launch_timed(&self, begun: &Begun, before: usize, timings: &mut Vec<Timing>) -> Result<()> {
+        let table = &self.table(begun.plan, &begun.sizes).table;
         let (first, from, to) =
             (self.context.event(true)?, self.context.event(true)?, self.context.event(true)?);
         if begun.sizes.n_rows > 0 {

@@ -1,13 +1,52 @@
-//! Numbers that kernels look up: what keys are stored without, and the heads of CrossScores.
+//! Numbers that kernels look up: biases of keys, and the heads of CrossScores.
 
+use std::sync::Arc;
+
+use crate::driver::{Address, Buffer, Context};
 use device::key_bias::KnownKeys;
-use device::{Limits, Op, Plan};
+use device::{Limits, Op, Plan, Result};
 
-/// Columns of a head, at most, whose keys are stored without what is known of them (`MOST_BIASED_COLUMNS`, key_bias.cuh).
+/// Most columns of a head whose biases are subtracted from keys (`MOST_BIASED_COLUMNS`, key_bias.cuh).
 const MOST_BIASED_COLUMNS: usize = 256;
 
-/// By KV layer: the words of what its keys are stored without (`kernels/key_bias.cuh`).
-pub fn known_keys(plans: &[Plan], limits: &Limits) -> Vec<Option<Vec<u32>>> {
+/// These numbers on the GPU.
+pub(super) struct Lookup {
+    /// Lists of heads, with their offsets from `heads` in words.
+    pub lists: Vec<(Vec<usize>, usize)>,
+    /// All lists of heads.
+    pub heads: Buffer,
+    /// Addresses of key biases by KV layer; 0: none.
+    pub known_at: Vec<Address>,
+    _known: Vec<Buffer>,
+}
+
+impl Lookup {
+    /// Uploads the numbers of plans.
+    ///
+    /// # Errors
+    /// Memory was refused.
+    pub fn load(context: &Arc<Context>, plans: &[Plan], limits: &Limits) -> Result<Lookup> {
+        let (lists, words) = head_lists(plans);
+        let heads = Buffer::new(context, "tables", words.len() * 4)?;
+        context.upload(heads.start(), bytemuck::cast_slice(&words))?;
+        let (mut known, mut known_at) = (Vec::new(), Vec::new());
+        for layer in known_keys(plans, limits) {
+            let Some(words) = layer else {
+                known_at.push(0);
+                continue;
+            };
+            let buffer = Buffer::new(context, "biases of keys", words.len() * 4)?;
+            context.upload(buffer.start(), bytemuck::cast_slice(&words))?;
+            known_at.push(buffer.start());
+            known.push(buffer);
+        }
+        Ok(Lookup { lists, heads, known_at, _known: known })
+    }
+}
+
+/// Words of the biases that are subtracted from keys before they are stored, by KV layer
+/// (`kernels/key_bias.cuh`).
+fn known_keys(plans: &[Plan], limits: &Limits) -> Vec<Option<Vec<u32>>> {
     let fits = |index: usize| {
         plans.iter().all(|plan| plan.kv.layers.get(index).is_none_or(|of| of.head_dim <= MOST_BIASED_COLUMNS))
     };
@@ -15,8 +54,8 @@ pub fn known_keys(plans: &[Plan], limits: &Limits) -> Vec<Option<Vec<u32>>> {
     known.map(|(index, known)| known.filter(|_| fits(index)).map(|known| known.words().collect())).collect()
 }
 
-/// The lists of heads of CrossScores, each with where it begins in the words of all.
-pub fn head_lists(plans: &[Plan]) -> (Vec<(Vec<usize>, usize)>, Vec<u32>) {
+/// The lists of heads of CrossScores with their offsets in the words of all lists, and these words.
+fn head_lists(plans: &[Plan]) -> (Vec<(Vec<usize>, usize)>, Vec<u32>) {
     let (mut lists, mut words): (Vec<(Vec<usize>, usize)>, Vec<u32>) = (vec![], vec![]);
     for op in plans.iter().flat_map(Plan::primitives) {
         let Op::CrossScores { heads, .. } = op else { continue };

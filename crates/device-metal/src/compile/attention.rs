@@ -1,7 +1,7 @@
-//! What reads and writes KV pages: KvWrite, heads on their way to the cache, and the attentions.
+//! Kernels that read and write KV pages: KvWrite, norm and RoPE of heads, and the attentions.
 //!
 //! Few rows are decoded: a threadgroup for a row and the query heads of a KV head. A single row's
-//! norm, turn and store are part of that dispatch. Long sequences are split over threadgroups,
+//! norm, RoPE and store are part of that dispatch. Long sequences are split over threadgroups,
 //! whose results the next projection merges (`merged`), or a second dispatch. Many rows go by
 //! tiles.
 //!
@@ -14,9 +14,11 @@ use crate::arguments::{
     AttentionArguments, KvWriteArguments, PagesArguments, QkRopeKvArguments, TurnArguments,
 };
 use crate::geometry::{MOST_DECODED, partial_bytes};
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use crate::kernels::{self, Kernel, attention, constant};
+use crate::layout::{PARTIALS, TOTALS};
 use device::{KvLayerId, Op, Result, RowCount, ValueId, WeightId};
+use device_gpu::replayer::TABLES;
 use device_lower::fields::{AttentionOf, HeadChain, QkRopeKv, attention_of};
 use device_lower::table::{Extent, Location, Region, RowClass, When};
 use device_lower::units::{Heads, Queries};
@@ -24,7 +26,7 @@ use device_lower::units::{Heads, Queries};
 /// Columns of a head that the kernels take, at most.
 const MOST_COLUMNS: usize = 576;
 
-/// Columns of a head that fewer query heads at once than eight are made of.
+/// Heads with more columns than this are attended fewer than eight at once.
 const MANY_COLUMNS: usize = 512;
 
 /// Columns of a head that attention to activations takes, at most.
@@ -36,12 +38,12 @@ const MOST_WINDOW: usize = 1 << 30;
 /// Columns of a head that tiles of encoder states take, at most.
 const MOST_ENCODER_COLUMNS: usize = 128;
 
-/// Where keys and values come from.
+/// The source of keys and values.
 #[derive(Clone, Copy, PartialEq)]
 enum Source {
     /// Pages of the row's own sequence.
     Sequence(KvLayerId),
-    /// Pages of so many encoder states.
+    /// Pages of encoder states, and the number of these states.
     EncoderStates(KvLayerId, usize),
     /// Activations of the row's span.
     Activations { k: ValueId, v: ValueId },
@@ -60,13 +62,13 @@ struct Attention<'a> {
     both_ways: bool,
     sinks: Option<WeightId>,
     out: ValueId,
-    /// Norm and turn of the query heads before it, in the same dispatch.
+    /// Norm and RoPE of the query heads, in the same dispatch.
     turned: Option<HeadChain>,
-    /// And norm, turn and store of keys and values.
+    /// Norm and RoPE of keys and values, and their store, in the same dispatch.
     fused: Option<&'a Heads>,
 }
 
-impl<G: Gpu> Draft<'_, G> {
+impl<G: MetalGpu> Draft<'_, G> {
     /// Bind the step's positions, the spans of its rows and the page tables from an index on.
     fn bind_tables(&self, call: Call, first: u8) -> Call {
         let c = self.compiler;
@@ -94,9 +96,9 @@ impl<G: Gpu> Draft<'_, G> {
         self.push(call.grid([heads, each(RowCount::Tokens), ONE], 32))
     }
 
-    /// What the keys of a layer are stored without.
+    /// The place of the bias that is subtracted from a layer's keys before they are stored.
     fn key_bias(&self, layer: KvLayerId) -> Option<Location> {
-        self.compiler.tables.key_bias(self.compiler.buffers.tables, layer)
+        self.compiler.tables.key_bias(TABLES, layer)
     }
 
     fn turn(&self, chain: &HeadChain, head_dim: usize) -> TurnArguments {
@@ -158,14 +160,13 @@ impl<G: Gpu> Draft<'_, G> {
         }
     }
 
-    /// Whether an attention turns its heads itself. The rows of a step may be of one sequence,
-    /// unless there is but one.
+    /// Returns true if the attention kernel applies RoPE itself: only for a single row, since several rows
+    /// may be of one sequence and see each other's keys.
     fn turns(&self, a: &Attention) -> bool {
         self.tokens == RowClass::One && a.head_dim <= MOST_COLUMNS && !self.compiler.is_deterministic()
     }
 
-    /// A dispatch that normalises and turns query heads, and takes those of keys and values to the
-    /// cache.
+    /// A dispatch that normalises heads, applies RoPE, and stores keys and values in the cache.
     fn turn_heads(&mut self, layer: KvLayerId, q: Option<HeadChain>, kv: Option<&Heads>) -> Result<()> {
         let c = self.compiler;
         let head_dim = c.plan.kv.layer(layer).head_dim;
@@ -287,7 +288,7 @@ impl<G: Gpu> Draft<'_, G> {
                 self.decode(a, None, When::Always)
             }
             Source::EncoderStates(_, n) if few || a.head_dim > MOST_ENCODER_COLUMNS => {
-                // Of many rows there are threadgroups enough.
+                // Many rows have enough threadgroups without a split.
                 match few && n > c.profile.split_positions {
                     true => self.decode_split(a, When::Always),
                     false => self.decode(a, None, When::Always),
@@ -405,12 +406,11 @@ impl<G: Gpu> Draft<'_, G> {
         self.push(call.grid([Extent::Fixed(a.n_heads as u32), each(RowCount::Tokens), ONE], 64))
     }
 
-    /// Where the parts of a row that is split go.
+    /// Places of the partial sums of a split row, and of their totals.
     fn partials(&self, n_heads: usize, head_dim: usize) -> ((Location, usize), (Location, usize)) {
-        let (c, s) = (self.compiler, self.compiler.scratch);
+        let c = self.compiler;
         let (partials, totals) = partial_bytes(c.limits.max_rows, n_heads, head_dim);
-        let place = |offset: usize| Location { buffer: c.buffers.scratch, offset: offset as u64 };
-        ((place(s.partials_at()), partials), (place(s.totals_at()), totals))
+        ((c.scratch_place(PARTIALS), partials), (c.scratch_place(TOTALS), totals))
     }
 
     fn decode(&mut self, a: &Attention, n_splits: Option<usize>, when: When) -> Result<()> {
@@ -546,7 +546,7 @@ impl<G: Gpu> Draft<'_, G> {
             .read(2, self.value(q))
             .bind(4, c.step_place(c.step.row_spans))
             .bind(6, c.step_place(c.step.page_tables))
-            .bind(8, c.tables.heads(c.buffers.tables, heads))
+            .bind(8, c.tables.heads(TABLES, heads))
             .write(9, self.value(out));
         call.reads.push(Region::kv(layer));
         call.threadgroup_bytes = 16 * kv.head_dim.div_ceil(4) as u32;

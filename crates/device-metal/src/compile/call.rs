@@ -1,9 +1,10 @@
 //! [`Call`]: a dispatch as it is put together, before its kernel is compiled and it becomes a
 //! command.
 
-use crate::gpu::{Constant, MAX_ARGUMENT_BYTES};
+use crate::gpu::Constant;
 use crate::kernels::Kernel;
 use device::{RowCount, ValueId};
+use device_gpu::gpu::MAX_ARGUMENT_BYTES;
 use device_lower::table::{Extent, Location, Operand, Region, When};
 
 /// Bytes that a kernel's parameter points to.
@@ -33,7 +34,7 @@ pub(super) struct Call {
     pub(super) threadgroup_bytes: u32,
     pub(super) grid: [Extent; 3],
     pub(super) threads: u32,
-    /// Whether fewer threads do as well.
+    /// True if the kernel works with fewer threads, too.
     pub(super) any_threads: bool,
     pub(super) weight_bytes: u64,
     pub(super) when: When,

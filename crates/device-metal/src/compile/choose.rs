@@ -1,41 +1,49 @@
-//! What follows the head: the kernels that choose the tokens of outputs. Which of them run depends on
-//! what is wanted of the outputs of a step; which output each one works for, on the output's
-//! [`crate::arguments::Choice`] in the step's region.
+//! The kernels after the head, which choose the tokens of outputs. A step runs those that one of its
+//! outputs needs. Each kernel reads from an output's [`device_gpu::arguments::Choice`] whether to work
+//! for that output.
 
 use super::call::{Call, ONE, each};
 use super::draft::Draft;
 use crate::arguments::ChooseArguments;
 use crate::geometry::BEST_BYTES;
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use crate::kernels::constant;
-use crate::layout::MOST_PENALISED;
 use device::{Result, RowCount, ValueId};
+use device_gpu::ahead::{MOST_BIASES, MOST_PENALISED};
+use device_gpu::replayer::MASKS;
 use device_lower::table::{Extent, Location, When};
 
-/// Threads of a threadgroup of `penalties`.
-const PENALTY_THREADS: u32 = 256;
+/// Threads of a threadgroup of `masks` and `penalties`.
+const CHANGE_THREADS: u32 = 256;
+
+/// Threadgroups that apply a mask.
+const MASK_GROUPS: u32 = 32;
 
 /// Threads of a threadgroup that samples.
 const SAMPLE_THREADS: u32 = 1024;
 
-impl<G: Gpu> Draft<'_, G> {
-    /// Penalties on the logits `x`, then the best token or a sampled one of each output.
+impl<G: MetalGpu> Draft<'_, G> {
+    /// Masks, biases and penalties on the logits `x`, then the best token or a sampled one of each
+    /// output.
     pub(super) fn choose(&mut self, x: ValueId) -> Result<()> {
         let c = self.compiler;
         let logits = self.value(x);
-        let penalties = self
-            .choice_call("sampling/penalties.metal", c.cols(x))
-            .write(3, (logits.location, logits.bytes))
+        let change = |file| self.choice_call(file, c.cols(x)).write(3, (logits.location, logits.bytes));
+        let outputs = |n: u32| [Extent::Fixed(n), each(RowCount::Outputs), ONE];
+        let masks = change("sampling/masks.metal").bind(4, Location { buffer: MASKS, offset: 0 });
+        let n_changes = (MOST_PENALISED + MOST_BIASES) as u32;
+        let penalties = change("sampling/penalties.metal")
             .bind(4, c.step_place(c.step.recent))
             .bind(5, c.step_place(c.step.pending))
-            .bind(6, c.chosen_tokens());
-        let n_groups = (MOST_PENALISED as u32).div_ceil(PENALTY_THREADS);
-        let grid = [Extent::Fixed(n_groups), each(RowCount::Outputs), ONE];
-        self.push(when(penalties.grid(grid, PENALTY_THREADS), When::Penalties))?;
+            .bind(6, c.chosen_tokens())
+            .bind(7, c.step_place(c.step.biases));
+        self.push(when(masks.grid(outputs(MASK_GROUPS), CHANGE_THREADS), When::Masks))?;
+        let grid = outputs(n_changes.div_ceil(CHANGE_THREADS));
+        self.push(when(penalties.grid(grid, CHANGE_THREADS), When::Penalties))?;
         match self.bests {
             Some(bests) => {
                 self.argmax(x, Some(bests), When::BestOfPlain)?;
-                // The head has left the largest of what the penalties then changed.
+                // The head has left the largest of what masks and penalties then changed.
                 self.argmax(x, None, When::BestOfChanged)?;
             }
             None => self.argmax(x, None, When::Best)?,
@@ -44,7 +52,7 @@ impl<G: Gpu> Draft<'_, G> {
         self.push(when(sample.flexible([each(RowCount::Outputs), ONE, ONE], SAMPLE_THREADS), When::Sample))
     }
 
-    /// The best of the logits, or of the largest of so many parts of a row.
+    /// The best of the logits, or the best of the largest logits of parts of a row (`bests`).
     fn argmax(&mut self, x: ValueId, bests: Option<(Location, usize)>, in_steps: When) -> Result<()> {
         let c = self.compiler;
         let n = bests.map_or(c.cols(x), |(_, n)| n);
@@ -57,7 +65,7 @@ impl<G: Gpu> Draft<'_, G> {
         self.push(when(call.flexible([each(RowCount::Outputs), ONE, ONE], threads), in_steps))
     }
 
-    /// A kernel that chooses tokens from rows of so many columns.
+    /// A kernel that chooses tokens from rows of `cols` columns.
     fn chooser(&self, file: &'static str, x: ValueId, cols: usize) -> Call {
         let (tokens, bytes) = (self.compiler.chosen_tokens(), self.compiler.step.chosen_bytes());
         self.choice_call(file, cols).read(3, self.value(x)).write(4, (tokens, bytes))

@@ -1,16 +1,18 @@
-//! What all units share while a table is written: the [`Compiler`] with what does not change, the
-//! [`Draft`] with what one unit leaves to the next, and the kernels that were compiled.
+//! The state while a table is written: the constant part is the [`Compiler`], and the [`Draft`] holds
+//! what one unit passes to the next. [`Pipelines`] lists the kernels.
 
 use super::call::{Bound, Call};
 use crate::arguments::PagesArguments;
-use crate::gpu::{Constant, Gpu};
+use crate::gpu::{Constant, MetalGpu, Request};
 use crate::kernels::Kernel;
-use crate::layout::{Scratch, StepLayout};
+use crate::layout::Scratch;
 use crate::profile::Profile;
 use crate::weights::{LookupTables, Weights};
 use device::{
     CommandInfo, Error, KvLayerId, Limits, Numerics, Op, Plan, Result, RowCount, ValueId, WeightId,
 };
+use device_gpu::layout::StepLayout;
+use device_gpu::replayer::{ARENA, CHOSEN, SCRATCH, STEP};
 use device_lower::arena::{Arena, NO_PLACE};
 use device_lower::lifetimes::value_bytes;
 use device_lower::table::{Location, NewCommand, RowClass, Table, When};
@@ -18,25 +20,8 @@ use device_lower::units::{Join, LoweredUnit};
 use std::collections::HashMap;
 use weights::Bytes;
 
-/// Which of a program's buffers is which.
-#[derive(Clone, Debug)]
-pub struct Buffers {
-    /// Activations.
-    pub arena: u16,
-    /// The step.
-    pub step: u16,
-    /// Tokens that outputs chose.
-    pub chosen: u16,
-    /// What no value has.
-    pub scratch: u16,
-    /// Numbers that kernels look up.
-    pub tables: u16,
-    /// States of recurrent layers.
-    pub states: u16,
-}
-
-/// What is needed to write the tables of a plan.
-pub struct Compiler<'a, G: Gpu> {
+/// The constant inputs of the tables of a plan.
+pub struct Compiler<'a, G: MetalGpu> {
     /// The GPU.
     pub gpu: &'a G,
     /// Its profile.
@@ -47,42 +32,29 @@ pub struct Compiler<'a, G: Gpu> {
     pub plan: &'a Plan,
     /// Its units.
     pub units: &'a [LoweredUnit],
-    /// Where its values are.
+    /// Places of its values.
     pub arena: &'a Arena,
     /// The limits.
     pub limits: &'a Limits,
-    /// Where the parts of a step are.
+    /// The layout of a step.
     pub step: StepLayout,
     /// Sizes of scratch.
     pub scratch: Scratch,
-    /// The program's buffers.
-    pub buffers: &'a Buffers,
-    /// Where weights are.
+    /// Places of weights.
     pub weights: &'a Weights,
-    /// What kernels look up.
+    /// Tables that kernels look up.
     pub tables: &'a LookupTables,
 }
 
 /// Function constants by index.
 type Constants = Vec<(u16, Constant)>;
 
-/// A kernel as a program needs it.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Which.
-    pub kernel: Kernel,
-    /// Its function constants.
-    pub constants: Vec<(u16, Constant)>,
-    /// Threads of its threadgroups, at most.
-    pub threads: u32,
-}
-
 /// The kernels of a program with their constants, in the order of the numbers by which commands
 /// name them.
 #[derive(Default)]
 pub struct Pipelines {
     requests: Vec<Request>,
-    /// By kernel and threads: the constants that it is compiled with, and the number of each.
+    /// Constants and numbers of compiled kernels, by function and threads.
     indices: HashMap<(Kernel, u32), Vec<(Constants, u32)>>,
 }
 
@@ -105,7 +77,7 @@ impl Pipelines {
     }
 }
 
-/// What an attention whose positions were split leaves.
+/// The partial results of an attention whose positions were split.
 pub(super) struct AttentionParts {
     /// The value that they become.
     pub(super) out: ValueId,
@@ -121,21 +93,21 @@ pub(super) struct AttentionParts {
     pub(super) partials: (Location, usize),
     /// `(n_heads, n_splits)` of two, and its bytes.
     pub(super) totals: (Location, usize),
-    /// In which steps there are parts.
+    /// Steps in which there are parts.
     pub(super) when: When,
 }
 
 /// A schedule of a product.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Schedule {
-    /// So many rows at a time.
+    /// A GEMV of this many rows at a time.
     Gemv(u32),
-    /// Tiles of so many rows.
+    /// Tiles of this many rows.
     Gemm(u32),
 }
 
 /// A table as it is written.
-pub(super) struct Draft<'a, G: Gpu> {
+pub(super) struct Draft<'a, G: MetalGpu> {
     /// Classes of rows of tokens and of outputs.
     pub(super) tokens: RowClass,
     pub(super) outputs: RowClass,
@@ -149,13 +121,13 @@ pub(super) struct Draft<'a, G: Gpu> {
     pub(super) node: usize,
     /// The units after the one that is made.
     pub(super) rest: &'a [LoweredUnit],
-    /// How many of these the one that is made covers.
+    /// Number of the following units that the current unit has already lowered.
     pub(super) n_done: usize,
-    /// Where the head leaves the largest logit of each of its parts, and the number of these.
+    /// The place of the largest logit of each part of the head, and the number of parts.
     pub(super) bests: Option<(Location, usize)>,
-    /// What an attention left for the next unit to merge.
+    /// Partial results of an attention that the next unit merges.
     pub(super) parts: Option<AttentionParts>,
-    /// What a branch left for the next projection to add.
+    /// A branch that the next projection adds to the residual.
     pub(super) join: Option<Join>,
     /// Norms that were made already, together with their sum or for an earlier reader: where they
     /// are.
@@ -165,8 +137,8 @@ pub(super) struct Draft<'a, G: Gpu> {
     pub(super) compiler: &'a Compiler<'a, G>,
 }
 
-impl<'a, G: Gpu> Compiler<'a, G> {
-    /// Whether a row's sums must not depend on what shares its step.
+impl<'a, G: MetalGpu> Compiler<'a, G> {
+    /// Returns true if the sums of a row must not depend on other rows of its step.
     pub(super) fn is_deterministic(&self) -> bool {
         self.limits.numerics == Numerics::Deterministic
     }
@@ -175,7 +147,7 @@ impl<'a, G: Gpu> Compiler<'a, G> {
         Error::Unsupported { device: G::NAME, what, hint: hint.to_owned() }
     }
 
-    /// Whether a single Op reads a value, and the caller does not.
+    /// Returns true if a single Op reads a value, and the caller does not.
     pub(super) fn is_read_once(&self, id: ValueId) -> bool {
         let n_readers = self.plan.primitives().flat_map(Op::reads).filter(|read| *read == id).count();
         n_readers == 1 && self.plan.results().all(|result| result != id)
@@ -199,18 +171,23 @@ impl<'a, G: Gpu> Compiler<'a, G> {
         id.map_or(Ok(self.anything()), |id| self.weight(id))
     }
 
-    /// What is bound to a parameter that a kernel's constants leave unused.
+    /// A place to bind to a parameter that a kernel's constants leave unused.
     pub(super) fn anything(&self) -> Location {
-        Location { buffer: self.buffers.step, offset: 0 }
+        Location { buffer: STEP, offset: 0 }
     }
 
     /// The tokens that outputs of the last steps chose.
     pub(super) fn chosen_tokens(&self) -> Location {
-        Location { buffer: self.buffers.chosen, offset: 0 }
+        Location { buffer: CHOSEN, offset: 0 }
+    }
+
+    /// The first byte of a part of scratch.
+    pub(super) fn scratch_place(&self, part: usize) -> Location {
+        Location { buffer: SCRATCH, offset: self.scratch.at(part) as u64 }
     }
 
     pub(super) fn step_place(&self, offset: usize) -> Location {
-        Location { buffer: self.buffers.step, offset: offset as u64 }
+        Location { buffer: STEP, offset: offset as u64 }
     }
 
     pub(super) fn pages(&self, layer: KvLayerId) -> PagesArguments {
@@ -230,7 +207,7 @@ impl<'a, G: Gpu> Compiler<'a, G> {
     }
 }
 
-impl<G: Gpu> Draft<'_, G> {
+impl<G: MetalGpu> Draft<'_, G> {
     pub(super) fn push(&mut self, mut call: Call) -> Result<()> {
         let most = self.compiler.gpu.facts().max_threads / 32 * 32;
         if call.threads > most && !call.any_threads {
@@ -267,19 +244,19 @@ impl<G: Gpu> Draft<'_, G> {
         }
     }
 
-    /// Where a value is, and its bytes.
+    /// The place and the bytes of a value.
     pub(super) fn value(&self, id: ValueId) -> Bound {
         let id = self.alias.get(&id).copied().unwrap_or(id);
         let offset = match self.compiler.arena.offset[id.0 as usize] {
             NO_PLACE => 0,
             offset => offset,
         };
-        let location = Location { buffer: self.compiler.buffers.arena, offset: offset as u64 };
+        let location = Location { buffer: ARENA, offset: offset as u64 };
         let bytes = value_bytes(self.compiler.plan.value(id), self.compiler.limits);
         Bound { location, bytes, value: Some(id) }
     }
 
-    /// Where a value is from a column of its first row on, and its bytes from there.
+    /// The place of a column in the first row of a value, and the bytes from there.
     pub(super) fn columns_from(&self, id: ValueId, first: usize) -> Bound {
         let Bound { location, bytes, value } = self.value(id);
         let location = Location { offset: location.offset + 4 * first as u64, ..location };
@@ -291,7 +268,7 @@ impl<G: Gpu> Draft<'_, G> {
         Call::new(Kernel::of(file), arguments).bind(1, self.compiler.step_place(0))
     }
 
-    /// How rows of this value are multiplied.
+    /// The schedule of products with the rows of this value.
     pub(super) fn schedule(&self, x: ValueId) -> Schedule {
         match self.class(x) {
             RowClass::One => Schedule::Gemv(1),

@@ -8,9 +8,11 @@ use super::draft::Draft;
 use super::products::{NORM_AT, OTHER_AT, OUTPUTS_AT, SHARED, STEP_AT, X_AT, type_constants};
 use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments, RouteArguments};
 use crate::geometry::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, TILE_PAIRS};
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use crate::kernels::{self, Kernel, constant, linear};
+use crate::layout::{ORDER, TILES};
 use device::{Activation, Error, Op, Result, RouterGroups, RouterScores, ValueId, Weight, WeightId};
+use device_gpu::replayer::TABLES;
 use device_lower::fields::{Norm, Projection};
 use device_lower::table::{Extent, Location, RowClass};
 use device_lower::units::{Beside, Join, Unit, parts_of};
@@ -27,13 +29,13 @@ const GROUP_THREADS: u32 = 1024;
 /// A product with the matrices of chosen experts.
 struct Experts {
     x: ValueId,
-    /// Of each row of x. With few rows.
+    /// Norm of each row of x, with few rows.
     norm: Option<Norm>,
     ids: ValueId,
     weight: WeightId,
     /// Up, of which `weight` is the gate.
     up: Option<(WeightId, Activation)>,
-    /// What the experts' products are weighed with and added to.
+    /// Weights of the experts' products, and the residual to which their sum is added.
     sum: Option<(ValueId, Option<ValueId>)>,
     /// In the same dispatch, of one row.
     beside: Option<Dense>,
@@ -54,7 +56,7 @@ impl Experts {
     }
 }
 
-impl<G: Gpu> Draft<'_, G> {
+impl<G: MetalGpu> Draft<'_, G> {
     /// ExpertLinear by itself.
     pub(super) fn expert_linear(
         &mut self,
@@ -122,7 +124,7 @@ impl<G: Gpu> Draft<'_, G> {
         }
     }
 
-    /// Whether dispatches may do what only a single row allows.
+    /// Returns true if dispatches may use the fusions of a single row.
     fn is_one_row(&self, x: ValueId) -> bool {
         self.class(x) == RowClass::One && !self.compiler.is_deterministic()
     }
@@ -152,8 +154,9 @@ impl<G: Gpu> Draft<'_, G> {
         self.push(call.elements(rows, cols))
     }
 
-    fn scratch(&self, offset: usize, bytes: usize) -> (Location, usize) {
-        (Location { buffer: self.compiler.buffers.scratch, offset: offset as u64 }, bytes)
+    /// The place and the bytes of a part of scratch.
+    fn scratch(&self, part: usize) -> (Location, usize) {
+        (self.compiler.scratch_place(part), self.compiler.scratch.0[part])
     }
 
     /// Choose experts; and, where the products that follow go by tiles, bring the pairs into the
@@ -213,10 +216,9 @@ impl<G: Gpu> Draft<'_, G> {
     /// The dispatch that brings the pairs of a step into the order of their experts, without what
     /// it reads.
     fn groups(&self, args: &RouteArguments) -> Call {
-        let s = self.compiler.scratch;
         self.step_call("expert_groups.metal", args)
-            .write(23, self.scratch(s.order_at(), s.order))
-            .write(24, self.scratch(s.tiles_at(), s.tiles))
+            .write(23, self.scratch(ORDER))
+            .write(24, self.scratch(TILES))
             .flexible([ONE; 3], GROUP_THREADS)
     }
 
@@ -251,18 +253,67 @@ impl<G: Gpu> Draft<'_, G> {
         let c = self.compiler;
         let missing =
             || Error::Failed { device: G::NAME, reason: "a stack of experts has no place".to_owned() };
-        let table = c.tables.stack(c.buffers.tables, c.index, id).ok_or_else(missing)?;
+        let table = c.tables.stack(TABLES, c.index, id).ok_or_else(missing)?;
         let part = c.plan.weight(id).parts.first().ok_or_else(missing)?;
         let buffer = Location { buffer: c.bytes_of(&part.data)?.buffer, offset: 0 };
         Ok((buffer, table))
     }
 
-    /// Whether the pairs of a step go by tiles.
+    /// Returns true if pairs of rows and experts are multiplied by tiles.
     fn is_by_tiles(&self, ids: ValueId, weight: WeightId) -> bool {
         let c = self.compiler;
         self.class(ids) >= RowClass::Tile
             && !c.is_deterministic()
             && c.plan.weight(weight).parts.len() <= MAX_ORDERED
+    }
+
+    /// A dispatch with a unit of an expert's rows for each pair of a row and an expert, and a dense
+    /// product beside them. `units`: their number, and the rows of each.
+    fn pairs(
+        &self,
+        e: &Experts,
+        kernel: Kernel,
+        args: LinearArguments,
+        (n_units, rows_of_unit): (usize, usize),
+    ) -> Result<Call> {
+        let c = self.compiler;
+        let (block, k, rows) = (c.plan.weight(e.weight).block, c.cols(e.ids), c.rows(e.x));
+        let (simdgroups, _) = c.profile.gemv_shape(usize::MAX >> 32, 1);
+        let dense = |index: usize| {
+            let weight = e.beside.as_ref().and_then(|dense| dense.weights.get(index));
+            weight.map(|id| c.plan.weight(*id))
+        };
+        let n_groups = n_units.div_ceil(simdgroups as usize);
+        let beside_n_out = dense(0).map_or(0, Weight::n_rows);
+        let n_beside = beside_n_out.div_ceil(rows_of_unit).div_ceil(n_groups * simdgroups as usize);
+        let args = ExpertArguments {
+            experts: args,
+            beside_n_in: dense(0).map_or(0, |w| w.n_cols() as u32),
+            beside_row_bytes: dense(0).map_or(0, |w| w.row_bytes() as u32),
+            beside_scale_bytes: dense(0).map_or(0, |w| block.row_scale_bytes(w.n_cols()) as u32),
+            beside_n_out: beside_n_out as u32,
+        };
+        let residual = e.sum.and_then(|(_, residual)| residual);
+        let call = Call::new(kernel, &args)
+            .bool(linear::NORM, e.norm.is_some())
+            .bool(linear::EXPERTS_BESIDE, e.beside.is_some())
+            .bool(linear::RESIDUAL, residual.is_some())
+            .bool(linear::EXPERTS_SUM, e.sum.is_some())
+            .bind(NORM_AT, c.weight_or_any(e.norm.and_then(|norm| norm.weight))?)
+            .read(21, self.value(e.ids));
+        let beside = e.beside.as_ref();
+        let mut call = call
+            .read_or_any(29, beside.map(|dense| self.value(dense.x)), c.anything())
+            .write_or_any(OUTPUTS_AT + 1, beside.map(|dense| self.value(dense.out)), c.anything());
+        for (index, weight) in (0..).zip([dense(0), dense(1)].into_iter().flatten()) {
+            call = self.bind_planes(call, index, weight)?;
+        }
+        let call = call
+            .read_or_any(22, e.sum.map(|(weights, _)| self.value(weights)), c.anything())
+            .read_or_any(OTHER_AT, residual.map(|residual| self.value(residual)), c.anything());
+        let n_places = if e.sum.is_some() { 1 } else { k };
+        let places = Extent::PerRow { rows, multiple: (n_places + n_beside) as u32, divisor: 1 };
+        Ok(call.grid([Extent::Fixed(n_groups as u32), places, ONE], 32 * simdgroups))
     }
 
     fn expert_product(&mut self, e: &Experts) -> Result<()> {
@@ -293,11 +344,10 @@ impl<G: Gpu> Draft<'_, G> {
         };
         let (rows_of_unit, halves) = (if tiles { GEMM_ROWS } else { GEMV_ROWS }, e.up.map_or(1, |_| 2));
         let n_units = n_out.div_ceil(rows_of_unit / halves);
-        let s = c.scratch;
         let mut call = match tiles {
             true => Call::new(kernel("gemm")?, &args)
-                .read(23, self.scratch(s.order_at(), s.order))
-                .read(24, self.scratch(s.tiles_at(), s.tiles))
+                .read(23, self.scratch(ORDER))
+                .read(24, self.scratch(TILES))
                 .grid(
                     [
                         Extent::Fixed(n_units as u32),
@@ -311,45 +361,7 @@ impl<G: Gpu> Draft<'_, G> {
                     ],
                     GEMM_THREADS,
                 ),
-            false => {
-                let (simdgroups, _) = c.profile.gemv_shape(usize::MAX >> 32, 1);
-                let dense = |index: usize| {
-                    let weight = e.beside.as_ref().and_then(|dense| dense.weights.get(index));
-                    weight.map(|id| c.plan.weight(*id))
-                };
-                let n_groups = n_units.div_ceil(simdgroups as usize);
-                let beside_n_out = dense(0).map_or(0, Weight::n_rows);
-                let n_beside =
-                    beside_n_out.div_ceil(rows_of_unit / halves).div_ceil(n_groups * simdgroups as usize);
-                let args = ExpertArguments {
-                    experts: args,
-                    beside_n_in: dense(0).map_or(0, |w| w.n_cols() as u32),
-                    beside_row_bytes: dense(0).map_or(0, |w| w.row_bytes() as u32),
-                    beside_scale_bytes: dense(0).map_or(0, |w| block.row_scale_bytes(w.n_cols()) as u32),
-                    beside_n_out: beside_n_out as u32,
-                };
-                let residual = e.sum.and_then(|(_, residual)| residual);
-                let call = Call::new(kernel("gemv")?, &args)
-                    .bool(linear::NORM, e.norm.is_some())
-                    .bool(linear::BESIDE, e.beside.is_some())
-                    .bool(linear::RESIDUAL, residual.is_some())
-                    .bool(linear::EXPERTS_SUM, e.sum.is_some())
-                    .bind(NORM_AT, c.weight_or_any(e.norm.and_then(|norm| norm.weight))?)
-                    .read(21, self.value(e.ids));
-                let beside = e.beside.as_ref();
-                let mut call = call
-                    .read_or_any(29, beside.map(|dense| self.value(dense.x)), c.anything())
-                    .write_or_any(OUTPUTS_AT + 1, beside.map(|dense| self.value(dense.out)), c.anything());
-                for (index, weight) in (0..).zip([dense(0), dense(1)].into_iter().flatten()) {
-                    call = self.bind_planes(call, index, weight)?;
-                }
-                let call = call
-                    .read_or_any(22, e.sum.map(|(weights, _)| self.value(weights)), c.anything())
-                    .read_or_any(OTHER_AT, residual.map(|residual| self.value(residual)), c.anything());
-                let n_places = if e.sum.is_some() { 1 } else { k };
-                let places = Extent::PerRow { rows, multiple: (n_places + n_beside) as u32, divisor: 1 };
-                call.grid([Extent::Fixed(n_groups as u32), places, ONE], 32 * simdgroups)
-            }
+            false => self.pairs(e, kernel("gemv")?, args, (n_units, rows_of_unit / halves))?,
         };
         let (buffer_0, places_0) = self.stack(e.weight)?;
         let (buffer_1, places_1) = match e.up {
@@ -359,7 +371,7 @@ impl<G: Gpu> Draft<'_, G> {
         call = call
             .bool(linear::GATE, e.up.is_some())
             .uint(linear::ACTIVATION, e.up.map_or(0, |(_, kind)| kernels::activation(kind)))
-            .bool(linear::OWN_INPUT, c.cols(e.x) != n_in)
+            .bool(linear::EXPERTS_OWN_INPUT, c.cols(e.x) != n_in)
             .bind(STEP_AT, c.step_place(0))
             .bind(25, buffer_0)
             .bind(26, buffer_1)
@@ -375,20 +387,25 @@ impl<G: Gpu> Draft<'_, G> {
         let dense = e.beside.iter().flat_map(|dense| &dense.weights);
         let of_beside: u64 = dense.map(|id| c.plan.weight_bytes(*id)).sum();
         call.weight_bytes = bytes(e.weight) + e.up.map_or(0, |(up, _)| bytes(up)) + of_beside;
-        let tail = match (e.up, e.sum) {
-            (Some((_, kind)), _) => format!(" x2 + gate {kind}"),
-            (_, Some((_, Some(_)))) => " + sum + add".to_owned(),
-            (None, Some((_, None))) => " + sum".to_owned(),
-            (None, None) => String::new(),
-        };
-        let schedule = if tiles { "tiles" } else { "pairs" };
-        let norm = if e.norm.is_some() { "rms_norm + " } else { "" };
-        let beside = match (&e.beside, e.up) {
-            (None, _) => String::new(),
-            (Some(_), None) => format!(", linear_{name}"),
-            (Some(_), Some((_, kind))) => format!(", linear_{name} x2 + gate {kind}"),
-        };
-        call.name = Some(format!("{norm}expert_linear_{name}{tail} ({schedule}){beside}"));
+        call.name = Some(product_name(e, &name, tiles));
         self.push(call)
     }
+}
+
+/// The name of a product of experts in tables of timings.
+fn product_name(e: &Experts, name: &str, tiles: bool) -> String {
+    let tail = match (e.up, e.sum) {
+        (Some((_, kind)), _) => format!(" x2 + gate {kind}"),
+        (_, Some((_, Some(_)))) => " + sum + add".to_owned(),
+        (None, Some((_, None))) => " + sum".to_owned(),
+        (None, None) => String::new(),
+    };
+    let schedule = if tiles { "tiles" } else { "pairs" };
+    let norm = if e.norm.is_some() { "rms_norm + " } else { "" };
+    let beside = match (&e.beside, e.up) {
+        (None, _) => String::new(),
+        (Some(_), None) => format!(", linear_{name}"),
+        (Some(_), Some((_, kind))) => format!(", linear_{name} x2 + gate {kind}"),
+    };
+    format!("{norm}expert_linear_{name}{tail} ({schedule}){beside}")
 }

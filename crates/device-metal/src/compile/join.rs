@@ -10,14 +10,14 @@ use super::draft::{Draft, Schedule};
 use super::products::{NORM_AT, OTHER_AT, X_AT};
 use crate::arguments::JoinArguments;
 use crate::geometry::MOST_ROW_COLUMNS;
-use crate::gpu::{Constant, Gpu};
+use crate::gpu::{Constant, MetalGpu};
 use crate::kernels::join;
 use device::{Result, ValueId};
 use device_lower::fields::{Norm, Projection, Tail};
 use device_lower::table::RowClass;
 use device_lower::units::{Join, next_reader, norms_of_sum};
 
-impl<'a, G: Gpu> Draft<'a, G> {
+impl<'a, G: MetalGpu> Draft<'a, G> {
     pub(super) fn join(&mut self, j: &Join) -> Result<()> {
         let reader = next_reader(j.out, self.rest).map(|(_, reader)| reader);
         if reader.is_some_and(|p| self.is_joined_by(j, p)) {
@@ -27,14 +27,14 @@ impl<'a, G: Gpu> Draft<'a, G> {
         self.join_dispatch(j, &self.norms_with(j.out))
     }
 
-    /// The norms that are made with a sum: few rows normalise what they read in the product itself.
+    /// The norms that are computed with a sum. With few rows the products normalise their input instead.
     pub(super) fn norms_with(&self, sum: ValueId) -> Vec<(Norm, ValueId)> {
         let reader = next_reader(sum, self.rest).map(|(_, reader)| reader);
         let tiles = reader.is_some_and(|p| matches!(self.schedule(p.x), Schedule::Gemm(_)));
         if tiles { norms_of_sum(sum, self.rest) } else { vec![] }
     }
 
-    /// Whether a projection makes the sum for itself: one dispatch of one row.
+    /// Returns true if a projection of one row computes the sum itself.
     fn is_joined_by(&self, j: &Join, p: &Projection) -> bool {
         let c = self.compiler;
         self.tokens == RowClass::One
@@ -123,7 +123,7 @@ impl<'a, G: Gpu> Draft<'a, G> {
     }
 }
 
-/// What a join is called.
+/// The name of a join in tables of timings.
 pub(super) fn join_name(j: &Join, n_norms: usize) -> String {
     let pair = if j.pair.is_some() { "2 rms_norm + add + " } else { "" };
     let scale = if j.factor == 1.0 { "" } else { " + scale" };

@@ -14,8 +14,9 @@ use super::products::{
 };
 use crate::arguments::{EmbedArguments, JoinedArguments, LinearArguments};
 use crate::geometry::{BEST_BYTES, GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, SPAN_COLUMNS};
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use crate::kernels::{self, Kernel, linear};
+use crate::layout::BESTS;
 use device::{Activation, Op, Result, RowCount, ValueId, Weight, WeightId};
 use device_lower::fields::{MatrixOf, Norm, Projection, Tail};
 use device_lower::table::{Extent, Location, When};
@@ -29,21 +30,21 @@ struct Product<'a> {
     matrices: &'a [MatrixOf],
     /// The types in the kernel's name, where the last matrix has another type.
     mixed: Option<String>,
-    /// Gate: the function and where it goes.
+    /// Gate: the activation and the output.
     gate: Option<(Activation, ValueId)>,
-    /// What the product is a gate of.
+    /// The rows that the product gates.
     given_up: Option<GivenUp>,
-    /// Residual and where the sum goes.
+    /// The residual and the output of the sum.
     add: Option<(ValueId, ValueId)>,
     /// The gate that scales a row's products. With `add`.
     row_gate: Option<ValueId>,
     /// The bound of softcap, and the value that is bounded.
     softcap: Option<(f32, ValueId)>,
-    /// Whether each threadgroup also writes which of its products is the largest.
+    /// True if each threadgroup also writes its largest product.
     bests: bool,
-    /// What makes the row that is normalised, or read.
+    /// The join that computes the row x.
     join: Option<Join>,
-    /// In which steps it runs.
+    /// Steps in which it runs.
     when: When,
 }
 
@@ -67,7 +68,7 @@ impl<'a> Product<'a> {
     }
 }
 
-impl<G: Gpu> Draft<'_, G> {
+impl<G: MetalGpu> Draft<'_, G> {
     /// Type of a matrix, and whether it has a bias: those that share them go together.
     fn kind(&self, m: &MatrixOf) -> (BlockType, bool) {
         (self.compiler.plan.weight(m.weight).block, m.bias.is_some())
@@ -279,7 +280,7 @@ impl<G: Gpu> Draft<'_, G> {
             };
             let groups = n_blocks.div_ceil((simdgroups / split) as usize * passes);
             if product.bests {
-                let place = Location { buffer: c.buffers.scratch, offset: c.scratch.bests_at() as u64 };
+                let place = c.scratch_place(BESTS);
                 self.bests = Some((place, groups));
                 call = call.write(PARTIALS_AT, (place, groups * BEST_BYTES));
             }

@@ -10,16 +10,16 @@ use super::draft::{AttentionParts, Draft};
 use super::products::{BIASES_AT, OTHER_AT, OUTPUTS_AT, SHARED, type_constants};
 use crate::arguments::{LinearArguments, MergedArguments};
 use crate::geometry::{GEMV_ROWS, MOST_ROW_COLUMNS, SPAN_COLUMNS};
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use crate::kernels::{self, Kernel, linear};
 use device::{Result, RowCount};
 use device_lower::fields::{Projection, Tail};
 use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::{Unit, after_selections};
 
-impl<G: Gpu> Draft<'_, G> {
-    /// Whether the next unit merges the parts: it multiplies the row by one matrix and is its only
-    /// reader.
+impl<G: MetalGpu> Draft<'_, G> {
+    /// Returns true if the next unit merges the parts: it multiplies the row by one matrix and is its
+    /// only reader.
     pub(super) fn is_merged_next(&self, parts: &AttentionParts) -> bool {
         let (row, rest) = after_selections(parts.out, self.rest);
         let Some(Unit::Projection(p)) = rest.first().map(|next| &next.unit) else { return false };

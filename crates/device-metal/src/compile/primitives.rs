@@ -2,25 +2,55 @@
 
 use super::call::{Call, ONE, each, per_token};
 use super::draft::Draft;
-use crate::arguments::{
-    ClampArguments, ColumnsArguments, ElementArguments, ExpertSumArguments, JoinHeadsArguments,
-    NormArguments, RopeArguments, TurnArguments, UnfoldArguments,
-};
-use crate::gpu::Gpu;
-use crate::kernels::{self, constant};
+use crate::arguments::{ElementArguments, NormArguments, RopeArguments, TurnArguments, UnfoldArguments};
+use crate::gpu::MetalGpu;
+use crate::kernels::{self, Kernel, constant};
 use device::{Error, Op, Result, ValueId};
+use device_gpu::signature::{Signature, Source, signature};
 use device_lower::fields::Norm;
 use device_lower::table::Extent;
 
-impl<G: Gpu> Draft<'_, G> {
-    pub(super) fn element(&self, file: &'static str, x: ValueId, factor: f32) -> Call {
-        self.bounded(file, x, [factor, 0.0])
+impl<G: MetalGpu> Draft<'_, G> {
+    /// A kernel with a thread for each column of each row of a value.
+    fn columns_of(&self, file: &'static str, out: ValueId) -> Call {
+        let (rows, cols) = (self.compiler.rows(out), self.compiler.cols(out));
+        let args = ElementArguments { per_token: per_token(rows), cols: cols as u32, ..Default::default() };
+        self.step_call(file, &args).elements(rows, cols)
     }
 
-    fn bounded(&self, file: &'static str, x: ValueId, [factor, most]: [f32; 2]) -> Call {
-        let (rows, cols) = (self.compiler.rows(x), self.compiler.cols(x));
-        let args = ElementArguments { per_token: per_token(rows), cols: cols as u32, factor, most };
-        self.step_call(file, &args).elements(rows, cols)
+    /// A kernel whose signature is the same on every GPU. Parameters from 2 on are the operands, in the
+    /// order of [`Signature`]'s fields.
+    fn element(&mut self, of: &Signature) -> Result<()> {
+        let c = self.compiler;
+        let (rows, cols, n) = (c.rows(of.out), c.cols(of.out), of.numbers);
+        let args = ElementArguments {
+            per_token: per_token(rows),
+            cols: cols as u32,
+            first: n.first as u32,
+            group: n.group as u32,
+            taken: n.taken as u32,
+            factor: n.factor,
+            limit: n.limit,
+            reserved: 0,
+        };
+        let Some(kernel) = Kernel::named(of.kernel) else {
+            return Err(c.unsupported(format!("the kernel {}", of.kernel), "use --device cpu"));
+        };
+        let mut call = Call::new(kernel, &args).bind(1, c.step_place(0)).elements(rows, cols);
+        if let Some(kind) = of.activation {
+            call = call.uint(constant::ACTIVATION, kernels::activation(kind));
+        }
+        let mut index = 2;
+        for source in [of.a, of.rows, of.b].into_iter().flatten() {
+            call = match source {
+                Source::Value(id) => call.read(index, self.value(id)),
+                Source::Weight(id) => call.bind(index, c.weight(id)?),
+                Source::Outputs => call.bind(index, c.step_place(c.step.outputs)),
+                Source::Input => call.bind(index, c.step_place(c.step.input)),
+            };
+            index += 1;
+        }
+        self.push(call.write(index, self.value(of.out)))
     }
 
     pub(super) fn rms_norm(&mut self, x: ValueId, norm: Norm, group: usize, out: ValueId) -> Result<()> {
@@ -98,65 +128,11 @@ impl<G: Gpu> Draft<'_, G> {
                     .bind(5, c.weight(*frequencies)?);
                 self.push(call.elements(c.rows(*x), n_heads * head_dim.div_ceil(2)))
             }
-            Op::Activate { x, kind, out } => {
-                let call = self
-                    .element("activate.metal", *x, 1.0)
-                    .uint(constant::ACTIVATION, kernels::activation(*kind))
-                    .read(2, self.value(*x))
-                    .write(3, self.value(*out));
-                self.push(call)
-            }
-            Op::Gate { gate, up, kind, out } => {
-                let call = self
-                    .element("gate.metal", *gate, 1.0)
-                    .uint(constant::ACTIVATION, kernels::activation(*kind))
-                    .read(2, self.value(*gate))
-                    .read(3, self.value(*up))
-                    .write(4, self.value(*out));
-                self.push(call)
-            }
-            Op::Add { a, b, out } => {
-                let call = self.element("add.metal", *a, 1.0);
-                self.push(call.read(2, self.value(*a)).read(3, self.value(*b)).write(4, self.value(*out)))
-            }
-            Op::Scale { x, factor, out } => {
-                let call = self.element("scale.metal", *x, *factor);
-                self.push(call.read(2, self.value(*x)).write(3, self.value(*out)))
-            }
-            Op::Softcap { x, cap, out } => {
-                let call = self.element("softcap.metal", *x, *cap);
-                self.push(call.read(2, self.value(*x)).write(3, self.value(*out)))
-            }
-            Op::Clamp { x, min, max, out } => {
-                let call = self.bounded("clamped.metal", *x, [*min, *max]);
-                self.push(call.read(2, self.value(*x)).write(3, self.value(*out)))
-            }
-            Op::Columns { x, first, group, out } => {
-                let (rows, cols) = (c.rows(*x), c.cols(*out));
-                let args = ColumnsArguments {
-                    per_token: per_token(rows),
-                    cols: cols as u32,
-                    from: *group as u32,
-                    first: *first as u32,
-                    to: (cols / (c.cols(*x) / group)) as u32,
-                    ..Default::default()
-                };
-                let call = self.step_call("columns.metal", &args).elements(rows, cols);
-                self.push(call.read(2, self.value(*x)).write(3, self.value(*out)))
-            }
             Op::Route { .. } => self.route(op),
             Op::SelectRows { out, .. } if self.alias.contains_key(out) => Ok(()),
-            Op::SelectRows { x, out } => {
-                let call = self
-                    .element("select_rows.metal", *out, 1.0)
-                    .read(2, self.value(*x))
-                    .write(3, self.value(*out))
-                    .bind(4, c.step_place(c.step.outputs));
-                self.push(call)
-            }
             Op::Pool { x, kind, out } => {
                 let call = self
-                    .element("pool.metal", *out, 1.0)
+                    .columns_of("pool.metal", *out)
                     .uint(constant::POOLING, kernels::pooling(*kind))
                     .read(2, self.value(*x))
                     .write(3, self.value(*out))
@@ -167,18 +143,11 @@ impl<G: Gpu> Draft<'_, G> {
             }
             Op::Adapters { out, .. } => {
                 let call = self
-                    .element("adapters.metal", *out, 1.0)
+                    .columns_of("adapters.metal", *out)
                     .write(2, self.value(*out))
                     .bind(3, c.step_place(c.step.outputs))
                     .bind(4, c.step_place(c.step.row_spans))
                     .bind(5, c.step_place(c.step.spans));
-                self.push(call)
-            }
-            Op::Input { out } => {
-                let call = self
-                    .element("input.metal", *out, 1.0)
-                    .bind(2, c.step_place(c.step.input))
-                    .write(3, self.value(*out));
                 self.push(call)
             }
             Op::Unfold { x, size, stride, out } => {
@@ -211,60 +180,23 @@ impl<G: Gpu> Draft<'_, G> {
             }
             Op::GatedDelta { .. } | Op::SelectiveScan { .. } => self.recurrence(op),
             Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
-            Op::ExpertBias { x, ids, bias, out } => {
-                let (rows, k) = (c.rows(*x), c.cols(*ids));
-                let args = ExpertSumArguments {
-                    per_token: per_token(rows),
-                    cols: (c.cols(*x) / k) as u32,
-                    k: k as u32,
-                    reserved: 0,
-                };
-                let call = self
-                    .step_call("expert_bias.metal", &args)
-                    .read(2, self.value(*x))
-                    .read(3, self.value(*ids))
-                    .bind(4, c.weight(*bias)?)
-                    .write(5, self.value(*out))
-                    .elements(rows, c.cols(*x));
-                self.push(call)
-            }
-            Op::GateClamped { gate, up, alpha, limit, out } => {
-                let (rows, cols) = (c.rows(*gate), c.cols(*gate));
-                let args = ClampArguments {
-                    per_token: per_token(rows),
-                    cols: cols as u32,
-                    alpha: *alpha,
-                    limit: *limit,
-                };
-                let call = self
-                    .step_call("gate_clamped.metal", &args)
-                    .read(2, self.value(*gate))
-                    .read(3, self.value(*up))
-                    .write(4, self.value(*out))
-                    .elements(rows, cols);
-                self.push(call)
-            }
-            Op::Join { a, b, n_heads, out } => {
-                let rows = c.rows(*a);
-                let args = JoinHeadsArguments {
-                    per_token: per_token(rows),
-                    n_heads: *n_heads as u32,
-                    a_dim: (c.cols(*a) / n_heads) as u32,
-                    b_dim: (c.cols(*b) / n_heads) as u32,
-                };
-                let call = self
-                    .step_call("join_heads.metal", &args)
-                    .read(2, self.value(*a))
-                    .read(3, self.value(*b))
-                    .write(4, self.value(*out))
-                    .elements(rows, c.cols(*out));
-                self.push(call)
-            }
-            Op::Ordinals { out } => {
-                let call = self.element("ordinals.metal", *out, 1.0).write(2, self.value(*out));
-                self.push(call)
-            }
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
+            Op::Activate { .. }
+            | Op::Gate { .. }
+            | Op::GateClamped { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Softcap { .. }
+            | Op::Clamp { .. }
+            | Op::Columns { .. }
+            | Op::Join { .. }
+            | Op::ExpertBias { .. }
+            | Op::SelectRows { .. }
+            | Op::Input { .. }
+            | Op::Ordinals { .. } => match signature(c.plan, op) {
+                Some(of) => self.element(&of),
+                None => Err(self.not_lowered(op)),
+            },
             Op::Linear { .. } | Op::Fused { .. } | Op::Collective { .. } => Err(self.not_lowered(op)),
         }
     }

@@ -1,5 +1,4 @@
-//! What all products with weights bind and set: the shared parameters and the constants of a type
-//! of weights.
+//! Parameters that all products with weights share, and the constants of a type of weights.
 
 use crate::gpu::Constant;
 use crate::kernels::{self, linear};
@@ -8,7 +7,7 @@ use weights::BlockType;
 /// The parameters that all products share (`kernels/linear/parameters.h`).
 pub(super) const SHARED: std::ops::Range<u8> = 1..20;
 
-/// Where these kernels take the step.
+/// Index of the step.
 pub(super) const STEP_AT: u8 = 20;
 
 /// Index of x among the shared parameters.

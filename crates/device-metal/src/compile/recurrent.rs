@@ -5,9 +5,10 @@
 use super::call::Call;
 use super::draft::Draft;
 use crate::arguments::{ScanArguments, ShortConvArguments};
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use crate::kernels::{Kernel, constant};
 use device::{Op, Result, StateId, ValueId, WeightId};
+use device_gpu::replayer::STATES;
 use device_lower::table::{Extent, Location, Region};
 
 /// Rows of a head's state that there are kernels for, ascending.
@@ -22,7 +23,7 @@ const CHUNK_SIMDGROUPS: usize = 8;
 /// Columns of a head's state that a SIMD-group has (`scan.h`).
 const SCAN_COLUMNS: usize = 8;
 
-/// What the two scans have in common, by the names of `scan.h`.
+/// Operands that both scans have, by their names in `scan.h`.
 struct Scan {
     name: &'static str,
     x: ValueId,
@@ -35,16 +36,16 @@ struct Scan {
     scale: f32,
     state: StateId,
     out: ValueId,
-    /// Whether each row of the state has a step.
+    /// True if each row of the state has a step of its own.
     per_row: bool,
 }
 
-impl<G: Gpu> Draft<'_, G> {
+impl<G: MetalGpu> Draft<'_, G> {
     /// Bind the states from a layer's part of the first on. All states count as one region.
     fn bind_states(&self, mut call: Call, index: u8, state: StateId) -> Call {
         let c = self.compiler;
         let range = c.plan.kv.state_range(state);
-        let location = Location { buffer: c.buffers.states, offset: 4 * range.start as u64 };
+        let location = Location { buffer: STATES, offset: 4 * range.start as u64 };
         let region = Region::of(location, 4 * range.len());
         call.reads.push(region);
         call.writes.push(region);
@@ -136,7 +137,8 @@ impl<G: Gpu> Draft<'_, G> {
         }
     }
 
-    /// Whether a scan has spans that it takes in chunks, whose sums have another order than those of single rows.
+    /// Returns true if a scan may compute spans in chunks. The sums of chunks have another order than those
+    /// of single rows.
     fn is_chunked(&self, scan: &Scan) -> bool {
         let c = self.compiler;
         let most = self.class(scan.x).most().unwrap_or(c.limits.max_rows);

@@ -6,10 +6,12 @@
 //! Past 600 lines, so that every call of Metal is in one place.
 
 use super::heartbeat::{self, Heartbeat};
-use super::libraries::Libraries;
-use super::{Constant, Dispatch, Encoder, EncoderMode, Facts, Gpu};
+use super::{
+    Common, Constant, Dispatch, Encoder, EncoderMode, Facts, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH,
+};
 use crate::kernels::{self, Kernel};
 use device::{Error, Result};
+use device_gpu::at_once::Libraries;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::{NSObjectProtocol, ProtocolObject};
 use objc2::sel;
@@ -50,7 +52,7 @@ const TENSOR_FAMILY: u32 = 10;
 /// The macOS with tensors.
 const TENSOR_SYSTEM: isize = 26;
 
-/// How it is used.
+/// Options of the GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// A folder for compiled pipelines; none: they are compiled at every start.
@@ -58,16 +60,16 @@ pub struct Options {
     /// Whether shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS 26
     /// on (`kernels/linear/tensor.h`). Nobody has compiled them so.
     pub tensors: bool,
-    /// Whether a GPU without what the kernels need is taken, as that of a virtual machine: to compile only.
+    /// Accepts a GPU that cannot run the kernels, such as a virtual machine's, to compile them only.
     pub any_family: bool,
-    /// How dispatches and command buffers are kept in order.
+    /// The order of dispatches and command buffers.
     pub encoder: EncoderMode,
 }
 
 /// A buffer that CPU and GPU share.
 pub struct AppleBuffer {
     buffer: Object<dyn MTLBuffer>,
-    /// What a buffer without copy is a view of.
+    /// The bytes that a buffer without copy is a view of.
     _bytes: Option<Bytes>,
 }
 
@@ -90,7 +92,7 @@ impl super::Buffer for AppleBuffer {
     }
 }
 
-/// What a function and its constants are known by.
+/// A function, its constants and its threads.
 type PipelineKey = (Kernel, Vec<(u16, u8, u32)>, u32);
 
 /// A file's library.
@@ -107,7 +109,7 @@ unsafe impl Sync for Library {}
 struct Compiled {
     pipelines: HashMap<PipelineKey, Arc<Object<dyn MTLComputePipelineState>>>,
     archive: Option<Object<dyn MTLBinaryArchive>>,
-    /// Whether the archive has pipelines that its file does not have.
+    /// True if the archive has pipelines that its file does not have.
     grown: bool,
 }
 
@@ -151,9 +153,9 @@ pub struct AppleEncoder {
     fence: Option<Object<dyn MTLFence>>,
     /// None where the next dispatch begins one, or none can be had.
     encoder: Option<Object<dyn MTLComputeCommandEncoder>>,
-    /// Whether an encoder was refused.
+    /// True if an encoder was refused.
     refused: bool,
-    /// What the encoder has bound: at each index a buffer and an offset, a pipeline, threadgroup memory.
+    /// Bound buffers and offsets by index; below, the pipeline and the bytes of threadgroup memory.
     bound: [Option<(u16, usize)>; 31],
     pipeline: *const ProtocolObject<dyn MTLComputePipelineState>,
     threadgroup_bytes: u32,
@@ -199,11 +201,12 @@ pub struct AppleTicket {
     commands: Object<dyn MTLCommandBuffer>,
 }
 
-// SAFETY: only waited for and asked for its state, which Metal allows from any thread.
+// SAFETY: the only calls are `waitUntilCompleted` and reads of the state, which Metal allows from any
+// thread.
 unsafe impl Send for AppleTicket {}
 
 impl Drop for AppleTicket {
-    /// Command buffers do not keep what they use, so it must not be freed before they are done.
+    /// Command buffers do not retain their buffers, which must outlive the work.
     fn drop(&mut self) {
         self.commands.waitUntilCompleted();
     }
@@ -273,10 +276,13 @@ impl AppleGpu {
         let facts = Facts {
             n_cores: crate::cores::registered().unwrap_or_else(|| crate::profile::cores_of(&name)),
             family,
-            max_buffer_bytes: device.maxBufferLength() as u64,
+            common: Common {
+                max_buffer_bytes: device.maxBufferLength() as u64,
+                subgroup_width: SIMD_WIDTH,
+                max_threads: 1024,
+            },
             // The unit of memory maps on Apple Silicon.
             page_bytes: 16 << 10,
-            max_threads: 1024,
             max_threadgroup_bytes: device.maxThreadgroupMemoryLength() as u32,
             has_tensors: options.tensors && system_version() >= TENSOR_SYSTEM,
             is_emulated: false,
@@ -333,7 +339,7 @@ impl AppleGpu {
         kept.or_else(|| open(None))
     }
 
-    /// A file's library, or what the compiler says.
+    /// The library of a file, or the compiler's message.
     fn compile(&self, file: &'static str) -> std::result::Result<Library, String> {
         autoreleasepool(|_| {
             let source = Kernel::of(file).source().ok_or_else(|| format!("no shader file {file}"))?;
@@ -542,6 +548,8 @@ impl Encoder<AppleGpu> for AppleEncoder {
 }
 
 impl Gpu for AppleGpu {
+    type Facts = Facts;
+    type Kernel = Request;
     type Buffer = AppleBuffer;
     type Pipeline = Arc<Object<dyn MTLComputePipelineState>>;
     type Encoder = AppleEncoder;
@@ -554,18 +562,8 @@ impl Gpu for AppleGpu {
         &self.facts
     }
 
-    /// Bounded by what the GPU uses well, of which other programs of this process have taken some.
-    fn memory(&self) -> platform::SystemMemory {
-        let system = platform::system_memory();
-        let most = self.device.recommendedMaxWorkingSetSize();
-        let taken = self.device.currentAllocatedSize() as u64;
-        platform::SystemMemory {
-            total: system.total.min(most),
-            free: system.free.min(most.saturating_sub(taken)),
-        }
-    }
-
-    fn allocate(&self, what: &str, bytes: usize) -> Result<AppleBuffer> {
+    /// CPU and GPU share all memory, whatever its kind.
+    fn allocate(&self, _memory: Memory, what: &str, bytes: usize) -> Result<AppleBuffer> {
         let refused = || Error::OutOfMemory { device: NAME, what: what.to_owned(), bytes: bytes as u64 };
         // Shared memory comes from the system filled with zeros. Hazards are tracked, so that a
         // command buffer that is submitted while another runs waits for what that one writes.
@@ -595,16 +593,12 @@ impl Gpu for AppleGpu {
         Some(AppleBuffer { buffer, _bytes: Some(bytes.clone()) })
     }
 
-    fn prepare(&self, files: &[&'static str]) {
-        self.libraries.prepare(files, &|file| self.compile(file));
+    fn prepare(&self, kernels: &[&Request]) {
+        let files: Vec<&'static str> = kernels.iter().map(|request| request.kernel.file).collect();
+        self.libraries.prepare(&files, &|file| self.compile(file));
     }
 
-    fn pipeline(
-        &self,
-        kernel: &Kernel,
-        constants: &[(u16, Constant)],
-        threads: u32,
-    ) -> Result<Self::Pipeline> {
+    fn pipeline(&self, Request { kernel, constants, threads }: &Request) -> Result<Self::Pipeline> {
         let bits = |(index, value): &(u16, Constant)| match *value {
             Constant::Bool(v) => (*index, 0, u32::from(v)),
             Constant::UInt(v) => (*index, 1, v),
@@ -612,27 +606,13 @@ impl Gpu for AppleGpu {
             Constant::UShort(v) => (*index, 3, u32::from(v)),
             Constant::Float(v) => (*index, 4, v.to_bits()),
         };
-        let key = (kernel.clone(), constants.iter().map(bits).collect::<Vec<_>>(), threads);
+        let key = (kernel.clone(), constants.iter().map(bits).collect::<Vec<_>>(), *threads);
         if let Some(pipeline) = self.compiled().pipelines.get(&key) {
             return Ok(pipeline.clone());
         }
-        let pipeline = Arc::new(autoreleasepool(|_| self.make_pipeline(kernel, constants, threads))?);
+        let pipeline = Arc::new(autoreleasepool(|_| self.make_pipeline(kernel, constants, *threads))?);
         self.compiled().pipelines.insert(key, pipeline.clone());
         Ok(pipeline)
-    }
-
-    fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String> {
-        let Library(library) = self.libraries.get(file, &|file| self.compile(file))?;
-        Ok(library.functionNames().iter().map(|name| name.to_string()).collect())
-    }
-
-    fn made(&self) -> Vec<(String, u32, u32)> {
-        let compiled = self.compiled();
-        let limits = |((kernel, ..), pipeline): (&PipelineKey, &Self::Pipeline)| {
-            let most = pipeline.maxTotalThreadsPerThreadgroup() as u32;
-            (kernel.function.clone(), most, pipeline.staticThreadgroupMemoryLength() as u32)
-        };
-        compiled.pipelines.iter().map(limits).collect()
     }
 
     /// A failure only costs the next start its time.
@@ -698,6 +678,33 @@ impl Gpu for AppleGpu {
                 Some(error) => Err(fault(&error)),
             }
         })
+    }
+}
+
+impl MetalGpu for AppleGpu {
+    /// Bounded by what the GPU uses well, of which other programs of this process have taken some.
+    fn memory(&self) -> platform::SystemMemory {
+        let system = platform::system_memory();
+        let most = self.device.recommendedMaxWorkingSetSize();
+        let taken = self.device.currentAllocatedSize() as u64;
+        platform::SystemMemory {
+            total: system.total.min(most),
+            free: system.free.min(most.saturating_sub(taken)),
+        }
+    }
+
+    fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String> {
+        let Library(library) = self.libraries.get(file, &|file| self.compile(file))?;
+        Ok(library.functionNames().iter().map(|name| name.to_string()).collect())
+    }
+
+    fn made(&self) -> Vec<(String, u32, u32)> {
+        let compiled = self.compiled();
+        let limits = |((kernel, ..), pipeline): (&PipelineKey, &Self::Pipeline)| {
+            let most = pipeline.maxTotalThreadsPerThreadgroup() as u32;
+            (kernel.function.clone(), most, pipeline.staticThreadgroupMemoryLength() as u32)
+        };
+        compiled.pipelines.iter().map(limits).collect()
     }
 }
 

@@ -7,10 +7,10 @@
 //! that writes over what a step in flight still reads shows as another result too. What faults is an
 //! error of the step.
 
-use super::libraries::Libraries;
-use super::{Constant, Dispatch, Encoder, Facts, Gpu};
+use super::{Common, Constant, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH};
 use crate::kernels::{self, Kernel};
 use device::{Error, Result};
+use device_gpu::at_once::Libraries;
 use device_lower::table::{Location, Operand};
 use metal_emulator as emulator;
 use std::collections::{HashMap, VecDeque};
@@ -23,10 +23,10 @@ use weights::Bytes;
 /// The name on the command line.
 const NAME: &str = "metal-emulated";
 
-/// Whether a file of kernels, by its path, is one of those meant.
+/// Returns true for the paths of the selected files of kernels.
 pub type IsOf = fn(&str) -> bool;
 
-/// How it emulates.
+/// Options of the emulation.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// A folder for compiled shaders; processes may share it.
@@ -37,9 +37,9 @@ pub struct Options {
     pub order: emulator::LaneOrder,
     /// Threads of the host over which threadgroups are spread.
     pub threads: usize,
-    /// Whether bytes are counted.
+    /// True if bytes are counted.
     pub counting: bool,
-    /// How arithmetic differs from IEEE's, as far as Metal allows it.
+    /// Differences of arithmetic from IEEE's that Metal allows.
     pub numerics: emulator::Numerics,
     /// A file of kernels, and the source that it has instead of its own: to see a defect found.
     pub replaced: Option<(&'static str, String)>,
@@ -89,7 +89,7 @@ impl super::Buffer for EmulatedBuffer {
 #[derive(Clone)]
 pub struct EmulatedPipeline(Arc<Lazy>);
 
-/// What a pipeline is made of, and the pipeline once it was needed.
+/// The parts of a pipeline, and the pipeline itself after its first use.
 struct Lazy {
     shaders: Arc<Shaders>,
     kernel: Kernel,
@@ -108,7 +108,7 @@ impl EmulatedPipeline {
     }
 }
 
-/// What one dispatch did.
+/// The trace of a dispatch.
 #[derive(Clone, Debug)]
 pub struct Traced {
     /// The kernel's file.
@@ -117,13 +117,13 @@ pub struct Traced {
     pub function: String,
     /// Threadgroups of the grid.
     pub threadgroups: [u32; 3],
-    /// Whether a barrier stood before it.
+    /// True if a barrier precedes it.
     pub after_barrier: bool,
-    /// What it did.
+    /// Its memory accesses and operations.
     pub counters: emulator::Counters,
 }
 
-/// What a function and its constants are known by.
+/// A function and its constants.
 type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
 
 /// The compiler and what it compiled.
@@ -180,9 +180,9 @@ pub struct EmulatedGpu {
     order: emulator::LaneOrder,
     run: emulator::RunOptions,
     pipelines: Mutex<HashMap<PipelineKey, EmulatedPipeline>>,
-    /// What dispatches did, while they are traced.
+    /// Traces of dispatches; `None`: tracing is off.
     trace: Arc<Mutex<Option<Vec<Traced>>>>,
-    /// What was submitted and has not run yet.
+    /// Submitted work that has not run yet.
     queue: Queue,
 }
 
@@ -242,7 +242,7 @@ pub struct EmulatedTicket {
 }
 
 impl EmulatedTicket {
-    /// Run what was submitted up to this, and this.
+    /// Runs all submitted work up to this ticket's.
     fn finish(&self) {
         // Held while work runs, so that no one else finds the queue empty before.
         let mut queue = lock(&self.queue);
@@ -256,7 +256,7 @@ impl EmulatedTicket {
 }
 
 impl Drop for EmulatedTicket {
-    /// What it uses may go afterwards.
+    /// Runs the work, so that its buffers may be freed afterwards.
     fn drop(&mut self) {
         self.finish();
     }
@@ -295,10 +295,13 @@ impl EmulatedGpu {
             n_cores: crate::profile::cores_of(&options.chip),
             name: format!("{}, emulated", options.chip),
             family: crate::profile::family_of(&options.chip),
-            max_buffer_bytes: 1 << 40,
+            common: Common {
+                max_buffer_bytes: 1 << 40,
+                subgroup_width: SIMD_WIDTH,
+                max_threads: emulator::MAX_THREADS_PER_THREADGROUP,
+            },
             // The system's own: a map begins at such a page.
             page_bytes: 4 << 10,
-            max_threads: emulator::MAX_THREADS_PER_THREADGROUP,
             max_threadgroup_bytes: emulator::MAX_THREADGROUP_MEMORY,
             has_tensors: false,
             is_emulated: true,
@@ -320,7 +323,7 @@ impl EmulatedGpu {
         *lock(&self.trace) = Some(Vec::new());
     }
 
-    /// What dispatches did since [`Self::start_trace`], which ends.
+    /// Traces of dispatches since [`Self::start_trace`]. Tracing ends.
     pub fn take_trace(&self) -> Vec<Traced> {
         lock(&self.trace).take().unwrap_or_default()
     }
@@ -447,6 +450,8 @@ impl Encoder<EmulatedGpu> for EmulatedEncoder {
 }
 
 impl Gpu for EmulatedGpu {
+    type Facts = Facts;
+    type Kernel = Request;
     type Buffer = EmulatedBuffer;
     type Pipeline = EmulatedPipeline;
     type Encoder = EmulatedEncoder;
@@ -459,11 +464,7 @@ impl Gpu for EmulatedGpu {
         &self.facts
     }
 
-    fn memory(&self) -> platform::SystemMemory {
-        platform::system_memory()
-    }
-
-    fn allocate(&self, what: &str, bytes: usize) -> Result<EmulatedBuffer> {
+    fn allocate(&self, _memory: Memory, what: &str, bytes: usize) -> Result<EmulatedBuffer> {
         let buffer = emulator::Buffer::new(bytes).map_err(|_| Error::OutOfMemory {
             device: NAME,
             what: what.to_owned(),
@@ -480,14 +481,9 @@ impl Gpu for EmulatedGpu {
     }
 
     /// Nothing: what never runs is never compiled.
-    fn prepare(&self, _files: &[&'static str]) {}
+    fn prepare(&self, _kernels: &[&Request]) {}
 
-    fn pipeline(
-        &self,
-        kernel: &Kernel,
-        constants: &[(u16, Constant)],
-        _threads: u32,
-    ) -> Result<EmulatedPipeline> {
+    fn pipeline(&self, Request { kernel, constants, .. }: &Request) -> Result<EmulatedPipeline> {
         let bits = |(index, value): &(u16, Constant)| match *value {
             Constant::Bool(v) => (*index, 0, u32::from(v)),
             Constant::UInt(v) => (*index, 1, v),
@@ -521,17 +517,6 @@ impl Gpu for EmulatedGpu {
         Ok(pipeline)
     }
 
-    fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String> {
-        let library = self.shaders.libraries.get(file, &|file| self.shaders.compile(file, None))?;
-        Ok(library.functions().iter().map(|function| function.name.clone()).collect())
-    }
-
-    fn made(&self) -> Vec<(String, u32, u32)> {
-        let pipelines = lock(&self.pipelines);
-        let most = |kernel: &Kernel| (kernel.function.clone(), self.facts.max_threads, 0);
-        pipelines.keys().map(|(kernel, _)| most(kernel)).collect()
-    }
-
     /// The compiler's cache has them.
     fn keep_pipelines(&self) {}
 
@@ -556,5 +541,22 @@ impl Gpu for EmulatedGpu {
             Some(Err(reason)) => Err(failed(reason)),
             None => Err(failed(&"submitted work was lost")),
         }
+    }
+}
+
+impl MetalGpu for EmulatedGpu {
+    fn memory(&self) -> platform::SystemMemory {
+        platform::system_memory()
+    }
+
+    fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String> {
+        let library = self.shaders.libraries.get(file, &|file| self.shaders.compile(file, None))?;
+        Ok(library.functions().iter().map(|function| function.name.clone()).collect())
+    }
+
+    fn made(&self) -> Vec<(String, u32, u32)> {
+        let pipelines = lock(&self.pipelines);
+        let most = |kernel: &Kernel| (kernel.function.clone(), self.facts.max_threads, 0);
+        pipelines.keys().map(|(kernel, _)| most(kernel)).collect()
     }
 }

@@ -7,10 +7,10 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often.
+/// Time between two beats.
 pub const PERIOD: Duration = Duration::from_millis(400);
 
-/// How long after the last use.
+/// Time after the last use during which it beats.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
 struct State {

@@ -2,24 +2,17 @@
 // 0. build.rs gives the host the same structs. Those of linear/ and attention/ are in those folders.
 #pragma once
 
-// An element-wise kernel over rows of one width: activate, gate, add, scale, softcap, clamped, select_rows, input, pool.
+// Kernels whose operands are the same on every GPU (device-gpu/src/signature.rs): activate, gate, gate_clamped, add, scale,
+// softcap, clamped, columns, join_heads, expert_bias, select_rows, input, ordinals. And pool, adapters.
 struct ElementArguments {
-    uint per_token; // rows of the value, see rows_of in step.h
-    uint cols;
-    float factor;   // scale: the factor; softcap: the cap; clamped: the least
-    float most;     // clamped: the most
-};
-
-// columns: `out = x[:, first .. first + to]` of each group
-struct ColumnsArguments {
-    uint per_token;
-    uint cols;  // of a row of out
-    uint from;  // columns of a group of x
-    uint first; // the first one taken of each
-    uint to;    // how many are taken of each
-    uint reserved0;
-    uint reserved1;
-    uint reserved2;
+    uint per_token; // rows of out, see rows_of in step.h
+    uint cols;      // of a row of out
+    uint first;     // columns: the first one taken of each group
+    uint group;     // columns: of a group of x; expert_bias: of an expert; join_heads: of a head of out
+    uint taken;     // columns: taken of each group; expert_bias: experts of a row; join_heads: columns of a head of a
+    float factor;   // scale: the factor; softcap: the cap; clamped: the least; gate_clamped: in the sigmoid
+    float limit;    // clamped: the most; gate_clamped: bound of both
+    uint reserved;
 };
 
 // rms_norm and layer_norm.
@@ -97,22 +90,6 @@ struct ExpertSumArguments {
     uint cols;
     uint k;
     uint reserved;
-};
-
-// gate_clamped.
-struct ClampArguments {
-    uint per_token;
-    uint cols;
-    float alpha; // in the sigmoid
-    float limit; // bound of both
-};
-
-// join_heads.
-struct JoinHeadsArguments {
-    uint per_token;
-    uint n_heads;
-    uint a_dim; // columns of a head of a
-    uint b_dim; // and of b
 };
 
 // unfold.

@@ -1,4 +1,4 @@
-// out = max(factor, min(x, most)), element by element.
+// out = max(factor, min(x, limit)), element by element.
 //
 // Buffers: 0 ElementArguments, 1 step, 2 x (rows, cols), 3 out (rows, cols; may be x).
 // Grid: ceil(rows * cols / 256) threadgroups of 256. Moves 8 bytes an element.
@@ -13,5 +13,5 @@ kernel void clamped(
         device const float *x [[buffer(2)]],
         device float *out [[buffer(3)]],
         uint i [[thread_position_in_grid]]) {
-    if (i < rows_of(*step, args.per_token) * args.cols) out[i] = max(args.factor, min(x[i], args.most));
+    if (i < rows_of(*step, args.per_token) * args.cols) out[i] = max(args.factor, min(x[i], args.limit));
 }

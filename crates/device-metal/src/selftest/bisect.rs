@@ -1,12 +1,12 @@
 //! A case that differs, run in other ways: the first that agrees says where to look.
 
 use super::{SHORTEST_SPLIT, may_split, tolerance};
-use crate::gpu::Gpu;
+use crate::gpu::MetalGpu;
 use crate::{MetalDevice, Profile};
 use device::{Device, Result};
 use device_check::{Case, compare, compare_chunks};
 
-/// How a device is made otherwise than it is by default.
+/// A difference from the default device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
     /// No rule of fusion.
@@ -41,7 +41,7 @@ pub type MakeGpu<'a, G> = dyn Fn(Variant) -> Result<G> + 'a;
 ///
 /// # Errors
 /// How it differs: where, what was found, what was expected.
-pub fn check_case<G: Gpu>(device: &MetalDevice<G>, case: &Case) -> std::result::Result<(), String> {
+pub fn check_case<G: MetalGpu>(device: &MetalDevice<G>, case: &Case) -> std::result::Result<(), String> {
     let bound = tolerance(case);
     compare(device, case, bound)?;
     compare_chunks(device, case, bound)?;
@@ -53,7 +53,7 @@ pub fn check_case<G: Gpu>(device: &MetalDevice<G>, case: &Case) -> std::result::
 }
 
 /// Each variant, then each row by itself, and whether the case agrees so; up to the first that does.
-pub fn bisect<G: Gpu>(
+pub fn bisect<G: MetalGpu>(
     case: &Case,
     profile: &Profile,
     make: &MakeGpu<'_, G>,
@@ -81,7 +81,11 @@ pub fn bisect<G: Gpu>(
 }
 
 /// The case's first row alone.
-fn one_row<G: Gpu>(case: &Case, profile: &Profile, make: &MakeGpu<'_, G>) -> std::result::Result<(), String> {
+fn one_row<G: MetalGpu>(
+    case: &Case,
+    profile: &Profile,
+    make: &MakeGpu<'_, G>,
+) -> std::result::Result<(), String> {
     let gpu = make(Variant::Serial).map_err(|error| error.to_string())?;
     let device = MetalDevice::with_profile(gpu, profile.clone());
     let mut case = case.clone();

@@ -2,28 +2,27 @@
 //! expected of them.
 
 use crate::arguments::PeakArguments;
-use crate::gpu::{Buffer, Dispatch, Encoder, Gpu, Window};
-use crate::kernels::Kernel;
+use crate::gpu::{Buffer, Dispatch, Encoder, Memory, MetalGpu, Request, Window};
 use device::Result;
 use device_lower::table::{Location, Operand};
 
-/// What a probe gave.
+/// The result of a probe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probed {
-    /// What it says.
+    /// The probed fact.
     pub what: &'static str,
     /// The bits that it has where a GPU calculates as the kernels need it.
     pub expected: u32,
     /// Units in the last place that it may be off.
     pub ulp: u32,
-    /// Whether the kernels need it; else it is told and no more.
+    /// True if kernels depend on it; otherwise it is only reported.
     pub is_needed: bool,
     /// The bits.
     pub found: u32,
 }
 
 impl Probed {
-    /// Whether it is as expected.
+    /// Returns true if the result is as expected.
     pub fn is_expected(&self) -> bool {
         self.found.abs_diff(self.expected) <= self.ulp
     }
@@ -66,10 +65,10 @@ fn expected() -> [(&'static str, f32, u32, bool); 16] {
 ///
 /// # Errors
 /// The kernel does not compile, or the GPU fails.
-pub fn probe<G: Gpu>(gpu: &G) -> Result<Vec<Probed>> {
-    let kernel = Kernel { file: "probes.metal", function: "numeric_probes".to_owned() };
-    let pipeline = gpu.pipeline(&kernel, &[], 32)?;
-    let buffers = [gpu.allocate("probes", 64)?, gpu.allocate("probed", 64)?];
+pub fn probe<G: MetalGpu>(gpu: &G) -> Result<Vec<Probed>> {
+    let pipeline = gpu.pipeline(&Request::plain("probes.metal", "numeric_probes", 32))?;
+    let buffers =
+        [gpu.allocate(Memory::Shared, "probes", 64)?, gpu.allocate(Memory::Readback, "probed", 64)?];
     let inputs = inputs();
     // SAFETY: the buffer has 64 bytes, and no work uses it yet.
     unsafe { std::ptr::copy_nonoverlapping(inputs.as_ptr().cast::<u8>(), buffers[0].start(), 64) };

@@ -3,8 +3,7 @@
 
 use super::{model_of, product};
 use crate::arguments::PeakArguments;
-use crate::gpu::{Dispatch, Encoder, Gpu, Window};
-use crate::kernels::Kernel;
+use crate::gpu::{Dispatch, Encoder, Memory, MetalGpu, Request, Window};
 use crate::{MetalDevice, Profile};
 use device::{
     Device, KvType, Limits, Link, OutputRef, OwnedStep, Plan, Program, Result, STATE_NONE, Span, StateUse,
@@ -18,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weights::BlockType;
 
-/// How much is timed.
+/// The amount of work that is timed.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Repetitions in a command buffer.
@@ -73,7 +72,7 @@ impl Effort {
 ///
 /// # Errors
 /// The device refused or failed.
-pub fn time_product<G: Gpu>(
+pub fn time_product<G: MetalGpu>(
     device: &MetalDevice<G>,
     block: BlockType,
     n_rows: usize,
@@ -97,7 +96,8 @@ pub fn time_product<G: Gpu>(
     let Some(index) = commands.iter().position(|command| command.kernel.contains("linear")) else {
         return Ok((f64::INFINITY, 0));
     };
-    let seconds = program.time_command(&step.borrow(), index, effort.repetitions)?;
+    let begun = program.begin_alone(&step.borrow())?;
+    let seconds = program.machine().time_command(&begun, index, effort.repetitions)?;
     Ok((seconds, commands[index].weight_bytes))
 }
 
@@ -107,10 +107,9 @@ pub fn time_product<G: Gpu>(
 ///
 /// # Errors
 /// The device refused or failed.
-pub fn time_overheads<G: Gpu>(gpu: &G, effort: &Effort) -> Result<[f64; 4]> {
-    let kernel = Kernel { file: "peaks.metal", function: "multiply_add".to_owned() };
-    let pipeline = gpu.pipeline(&kernel, &[], 256)?;
-    let buffers = [gpu.allocate("sums", 4096)?];
+pub fn time_overheads<G: MetalGpu>(gpu: &G, effort: &Effort) -> Result<[f64; 4]> {
+    let pipeline = gpu.pipeline(&Request::plain("peaks.metal", "multiply_add", 256))?;
+    let buffers = [gpu.allocate(Memory::Device, "sums", 4096)?];
     let operands = [Operand { index: 2, location: Location { buffer: 0, offset: 0 }, len: 0 }];
     let arguments = PeakArguments { n_vectors: 0, ..Default::default() };
     let submit = |n: usize, barriers: bool| {
@@ -162,7 +161,11 @@ pub fn time_overheads<G: Gpu>(gpu: &G, effort: &Effort) -> Result<[f64; 4]> {
 ///
 /// # Errors
 /// The device refused or failed.
-pub fn time_attention<G: Gpu>(device: &MetalDevice<G>, position: usize, effort: &Effort) -> Result<[f64; 2]> {
+pub fn time_attention<G: MetalGpu>(
+    device: &MetalDevice<G>,
+    position: usize,
+    effort: &Effort,
+) -> Result<[f64; 2]> {
     let mut seconds = [0.0; 2];
     for (split, seconds) in [usize::MAX, 1].into_iter().zip(&mut seconds) {
         let device = device.splitting(split);
@@ -173,19 +176,20 @@ pub fn time_attention<G: Gpu>(device: &MetalDevice<G>, position: usize, effort: 
         let wanted =
             |name: &str| name.contains("attention_decode") && name.contains("(split)") == (split == 1);
         if let Some(index) = commands.iter().position(|command| wanted(&command.kernel)) {
-            *seconds = program.time_command(&step.borrow(), index, effort.repetitions)?;
+            let begun = program.begin_alone(&step.borrow())?;
+            *seconds = program.machine().time_command(&begun, index, effort.repetitions)?;
         }
     }
     Ok(seconds)
 }
 
 /// A program with one sequence of so many positions, all committed, for steps of so many rows.
-fn program_of<G: Gpu>(
+fn program_of<G: MetalGpu>(
     device: &MetalDevice<G>,
     plan: &Plan,
     n_positions: usize,
     max_rows: usize,
-) -> Result<(crate::program::MetalProgram<G>, Limits)> {
+) -> Result<(crate::device_impl::MetalProgram<G>, Limits)> {
     let page_len = 16;
     let n_ctx = n_positions.next_multiple_of(page_len);
     let limits = Limits {
@@ -207,8 +211,8 @@ fn program_of<G: Gpu>(
 
 /// Tokens per second of the synthetic model, each chosen by the step before, with as many steps in
 /// flight as the profile allows. After `idle`, only the first few are timed.
-pub struct Decoder<G: Gpu> {
-    program: crate::program::MetalProgram<G>,
+pub struct Decoder<G: MetalGpu> {
+    program: crate::device_impl::MetalProgram<G>,
     plan: Plan,
     limits: Limits,
     /// Rows of a chunk of a prompt, and tokens of all of it.
@@ -216,7 +220,7 @@ pub struct Decoder<G: Gpu> {
     n_prompt: usize,
 }
 
-impl<G: Gpu> Decoder<G> {
+impl<G: MetalGpu> Decoder<G> {
     /// With the model's weights made.
     ///
     /// # Errors
@@ -316,7 +320,7 @@ impl<G: Gpu> Decoder<G> {
     }
 }
 
-/// What a field is judged by.
+/// The measure by which a field is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Judge {
     /// Tokens per second of one sequence.
@@ -342,7 +346,7 @@ fn with<T: Copy>(profile: &Profile, values: &[T], set: fn(&mut Profile, T)) -> V
     values.iter().map(change).collect()
 }
 
-/// What is searched, one field after the other.
+/// The fields that are searched, one after the other.
 const FIELDS: [Field; 14] = [
     ("gemv_simdgroups", Judge::Token, |p| {
         let n = p.gemv_simdgroups;
@@ -379,7 +383,7 @@ const FIELDS: [Field; 14] = [
 ///
 /// # Errors
 /// The device failed with the profile that it began with.
-pub fn sweep<G: Gpu>(
+pub fn sweep<G: MetalGpu>(
     gpu: &Arc<G>,
     profile: &Profile,
     effort: &Effort,

@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, dead_code)]
 
 use device::{Error, Result};
-use ingle_device_metal::gpu::{Buffer, Constant, Dispatch, Encoder, Facts, Gpu, Residency};
-use ingle_device_metal::kernels::Kernel;
+use ingle_device_metal::gpu::{
+    Buffer, Common, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, Residency,
+};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use weights::Bytes;
@@ -48,9 +49,8 @@ impl NullGpu {
             name: name.to_owned(),
             family: 9,
             n_cores: 20,
-            max_buffer_bytes: 1 << 36,
+            common: Common { max_buffer_bytes: 1 << 36, subgroup_width: 32, max_threads: 1024 },
             page_bytes: 16 << 10,
-            max_threads: 1024,
             max_threadgroup_bytes: 32 << 10,
             has_tensors: false,
             is_emulated: true,
@@ -110,6 +110,8 @@ impl Encoder<NullGpu> for Counter {
 }
 
 impl Gpu for NullGpu {
+    type Facts = Facts;
+    type Kernel = Request;
     type Buffer = HostBuffer;
     type Pipeline = ();
     type Encoder = Counter;
@@ -122,11 +124,7 @@ impl Gpu for NullGpu {
         &self.facts
     }
 
-    fn memory(&self) -> platform::SystemMemory {
-        platform::system_memory()
-    }
-
-    fn allocate(&self, _what: &str, bytes: usize) -> Result<HostBuffer> {
+    fn allocate(&self, _memory: Memory, _what: &str, bytes: usize) -> Result<HostBuffer> {
         let mut memory = vec![0u64; bytes.div_ceil(8)].into_boxed_slice();
         let start = memory.as_mut_ptr() as usize;
         Ok(HostBuffer(Mutex::new(memory), bytes, start))
@@ -138,13 +136,13 @@ impl Gpu for NullGpu {
         Some(HostBuffer(Mutex::default(), bytes.len(), bytes.as_ptr() as usize))
     }
 
-    fn prepare(&self, files: &[&'static str]) {
-        self.prepared.lock().unwrap().extend(files);
+    fn prepare(&self, kernels: &[&Request]) {
+        self.prepared.lock().unwrap().extend(kernels.iter().map(|request| request.kernel.file));
     }
 
-    fn pipeline(&self, kernel: &Kernel, constants: &[(u16, Constant)], threads: u32) -> Result<()> {
+    fn pipeline(&self, Request { kernel, constants, threads }: &Request) -> Result<()> {
         self.pipelines.fetch_add(1, Ordering::Relaxed);
-        assert!(threads.is_multiple_of(32) && threads > 0 && threads <= 1024, "{threads} threads");
+        assert!(threads.is_multiple_of(32) && *threads > 0 && *threads <= 1024, "{threads} threads");
         let text = kernel.text().unwrap();
         let stem = kernel.function.split("_gem").next().unwrap();
         let declared = text.contains(&format!("void {}(", kernel.function)) || text.contains("INSTANTIATE");
@@ -153,14 +151,6 @@ impl Gpu for NullGpu {
             assert!(constants[..n].iter().all(|(other, _)| other != index), "constant {index} twice");
         }
         Ok(())
-    }
-
-    fn compile_file(&self, _file: &'static str) -> std::result::Result<Vec<String>, String> {
-        Ok(vec![])
-    }
-
-    fn made(&self) -> Vec<(String, u32, u32)> {
-        vec![]
     }
 
     fn keep_pipelines(&self) {}
@@ -182,5 +172,19 @@ impl Gpu for NullGpu {
             true => Err(Error::Failed { device: Self::NAME, reason: "as asked".to_owned() }),
             false => Ok(0.0),
         }
+    }
+}
+
+impl MetalGpu for NullGpu {
+    fn memory(&self) -> platform::SystemMemory {
+        platform::system_memory()
+    }
+
+    fn compile_file(&self, _file: &'static str) -> std::result::Result<Vec<String>, String> {
+        Ok(vec![])
+    }
+
+    fn made(&self) -> Vec<(String, u32, u32)> {
+        vec![]
     }
 }

@@ -443,7 +443,7 @@ fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
 
 #[cfg(test)]
 mod tests {
-    use device_testing::PlanBuilder;
+    use device_check::PlanBuilder;
     use weights::BlockType;
 
     use super::*;

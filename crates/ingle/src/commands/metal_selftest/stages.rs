@@ -41,7 +41,7 @@ mod here {
     use anyhow::Context;
     use device::Device;
     use device_check::{Case, block_types, check_op_cases};
-    use device_metal::gpu::Gpu;
+    use device_metal::gpu::{Gpu, MetalGpu};
     use device_metal::selftest::{self, Effort, Variant};
     use device_metal::{MetalDevice, Profile, kernels};
     use serde_json::json;

@@ -1,67 +1,66 @@
-//! Bookkeeping of a device that runs steps ahead of the host: steps in flight, their choices,
-//! tokens that links may refer to, and outputs whose tokens the kernels choose.
+//! Steps in flight: which they are, the tokens that they chose, which of these a later step may link to,
+//! and which outputs kernels choose.
 
-use crate::table::StepSizes;
 use device::{Choose, Chosen, OutputRef, Sampling, Want};
+use device_lower::table::StepSizes;
 use std::collections::VecDeque;
 
-/// Bit of a token that an earlier output chose; the other bits are its index among the chosen
-/// tokens.
+/// This bit marks a token that an earlier output chose; the others are its index among the chosen tokens.
 pub const LINKED: u32 = 1 << 31;
 
-/// Entry of the chosen tokens without a token.
+/// The word for no token in the buffer of chosen tokens.
 pub const NO_TOKEN: u32 = u32::MAX;
 
-/// Most penalised tokens of an output for which kernels apply the penalties.
+/// Most tokens of an output whose penalties kernels apply.
 pub const MOST_PENALISED: usize = 4096;
 
-/// Most biased tokens of an output for which kernels apply the biases.
+/// Most biases of an output that kernels apply.
 pub const MOST_BIASES: usize = 1024;
 
 /// A step that was submitted and not waited for.
 #[derive(Debug)]
 pub struct InFlight<T> {
-    /// Its number.
+    /// Its ticket.
     pub ticket: u64,
-    /// Index of the plan in the program.
+    /// Index of its plan.
     pub plan: usize,
-    /// Sizes with which its table runs.
+    /// Sizes by which its table was chosen.
     pub sizes: StepSizes,
-    /// Handle to wait for; `None` if the step has no rows, or was waited for already.
+    /// The launched work; `None`: it has no rows, or was waited for already.
     pub work: Option<T>,
 }
 
-/// The state that the last step that was waited for, or the last [`device::Program::run_until`],
-/// left.
+/// The last step that was waited for, or the last [`device::Program::run_until`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
-    /// Ticket of the step; `None` if it chose nothing.
+    /// Its ticket; `None`: it chose nothing.
     pub ticket: Option<u64>,
-    /// Index of the plan in the program.
+    /// Index of its plan.
     pub plan: usize,
-    /// Sizes with which its table ran.
+    /// Sizes by which its table was chosen.
     pub sizes: StepSizes,
-    /// True until a later step, which overwrites the same memory, is submitted.
+    /// True if no later step was submitted, which writes the same memory.
     pub is_fresh: bool,
-    /// Number of commands that ran; `None` for all.
+    /// Number of commands that ran; `None`: all.
     pub until: Option<usize>,
 }
 
-/// The choices of a step.
+/// The tokens that a step chose.
 #[derive(Debug)]
 pub struct Outputs {
     /// Number of outputs.
     pub n: usize,
-    /// Number of logits of each output.
+    /// Logits of each output.
     pub n_logits: usize,
-    /// True if the host chose the tokens.
+    /// True once the host has chosen.
     pub is_chosen: bool,
-    /// Choices, filled when the step is waited for or when the host chooses; capacity
-    /// `max_outputs`.
+    /// True if an output's logits are wanted.
+    pub wants_logits: bool,
+    /// Choices, filled when the step is waited for, or when the host chooses. Capacity: `max_outputs`.
     pub chosen: Vec<Chosen>,
-    /// Best tokens of all outputs, one output after the other. Grows only if the caller wants them.
+    /// Best tokens of all outputs, one output after the other; grows only if a step ranks tokens.
     pub best: Vec<(u32, f32)>,
-    /// `(n)`: the end of each output's best tokens in `best`, if the host chose.
+    /// `(n)` end of each output's best tokens in `best`; empty unless the host has chosen.
     pub best_ends: Vec<usize>,
 }
 
@@ -71,13 +70,14 @@ impl Outputs {
             n: 0,
             n_logits: 0,
             is_chosen: false,
+            wants_logits: false,
             chosen: Vec::with_capacity(max_outputs),
             best: Vec::new(),
             best_ends: Vec::with_capacity(max_outputs),
         }
     }
 
-    /// Clears the choices for another step.
+    /// Empties it for another step.
     pub fn begin(&mut self, n: usize, n_logits: usize) {
         (self.n, self.n_logits, self.is_chosen) = (n, n_logits, false);
         self.chosen.clear();
@@ -104,14 +104,13 @@ pub struct Ahead<T> {
     pub failed_below: u64,
     /// The step that was waited for last.
     pub done: Done,
-    /// Choices of the last steps, each at its ticket modulo their number.
+    /// Outputs of the last steps, each at its ticket modulo their number.
     outputs: Vec<Outputs>,
 }
 
 impl<T> Ahead<T> {
-    /// Bookkeeping without steps. The choices of `n_kept` steps are kept, twice as many as may be
-    /// in flight. A step in flight may link to the step that was waited for last when it was
-    /// submitted.
+    /// No steps so far. The outputs of `n_kept` steps are kept, twice the most steps in flight: a step may
+    /// link to the one that was waited for last when it was submitted, until it is waited for itself.
     pub fn new(n_kept: usize, max_outputs: usize) -> Ahead<T> {
         Ahead {
             next: 0,
@@ -126,12 +125,12 @@ impl<T> Ahead<T> {
         (ticket % self.outputs.len() as u64) as usize
     }
 
-    /// Choices of a step that is in flight or was the last to be waited for.
+    /// Outputs of a step that is in flight or was the last to be waited for.
     pub fn outputs_of(&self, ticket: u64) -> &Outputs {
         &self.outputs[self.place(ticket)]
     }
 
-    /// Like [`Self::outputs_of`], but mutable.
+    /// Like [`Self::outputs_of`], to fill.
     pub fn outputs_of_mut(&mut self, ticket: u64) -> &mut Outputs {
         let place = self.place(ticket);
         &mut self.outputs[place]
@@ -142,10 +141,10 @@ impl<T> Ahead<T> {
         (self.next - self.in_flight.len() as u64).saturating_sub(1)
     }
 
-    /// Checks that the choice of an output is kept, and that its token is below `n_tokens`.
+    /// Checks that the tokens of an output are kept, and are below `n_tokens`.
     ///
     /// # Errors
-    /// The step or output that cannot be linked to.
+    /// The reason why a step may not link to the output.
     pub fn check_link(&self, from: OutputRef, n_tokens: usize) -> Result<(), String> {
         let ticket = from.ticket.0;
         if ticket >= self.next || ticket < self.oldest_kept().max(self.failed_below) {
@@ -165,10 +164,10 @@ impl<T> Ahead<T> {
         Ok(())
     }
 
-    /// Removes the step that is waited for from those in flight.
+    /// Removes the oldest step in flight, which is waited for.
     ///
     /// # Errors
-    /// The step is not the oldest, or an earlier step failed.
+    /// `ticket` is not the oldest, or a step before it failed.
     pub fn take(&mut self, ticket: u64) -> Result<InFlight<T>, String> {
         match self.in_flight.front().map(|step| step.ticket) {
             Some(first) if first == ticket => {}
@@ -188,7 +187,7 @@ impl<T> Ahead<T> {
     /// Checks that no step is in flight.
     ///
     /// # Errors
-    /// The number of steps in flight.
+    /// Some are.
     pub fn refuse_company(&self) -> Result<(), String> {
         match self.in_flight.len() {
             0 => Ok(()),
@@ -197,13 +196,14 @@ impl<T> Ahead<T> {
     }
 }
 
-/// Number of penalised tokens of an output.
+/// Number of tokens of an output that have penalties.
 pub fn n_penalised(want: &Want) -> usize {
     if want.penalties.is_some() { want.recent.len as usize + want.pending.len as usize } else { 0 }
 }
 
-/// Returns true if kernels can do everything that is wanted of an output. They choose the best
-/// token, or sample by temperature, top-k, top-p and min-p, after biases, a mask and penalties.
+/// Returns true if kernels compute everything that `want` requests of an output besides its logits. They
+/// choose the best token, or sample by temperature, top-k, top-p and min-p, after a mask, biases and
+/// penalties.
 pub fn has_kernels(want: &Want) -> bool {
     let n_penalised = n_penalised(want);
     matches!(want.choose, Choose::Best | Choose::Sample(_))
@@ -215,12 +215,12 @@ pub fn has_kernels(want: &Want) -> bool {
         && !(want.logits && (n_penalised > 0 || want.biases.len > 0 || want.mask.is_some()))
 }
 
-/// Parameters of sampling as the kernels read them.
+/// The parameters of a sampler as kernels read them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplingWords {
-    /// Top-k; 0 keeps all.
+    /// Top-k; 0: all tokens.
     pub top_k: u32,
-    /// Top-p in units of 2^-32, at least 1; 0 keeps all.
+    /// Top-p in units of 2^-32, at least 1; 0: all tokens.
     pub nucleus: u32,
     /// The random number in units of 2^-64.
     pub random: u64,

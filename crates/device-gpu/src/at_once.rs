@@ -1,13 +1,13 @@
-//! Compiled files of kernels: each once, several at a time, and a failure is remembered.
+//! Compiles files of kernels: each once, several at a time. A failure is remembered.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Compilers at work at once, at most.
+/// Most threads that compile at once.
 const MOST_AT_ONCE: usize = 8;
 
-/// By path of the file: what it became, or why not.
+/// Compiled files by path, or the reasons why they do not compile.
 pub struct Libraries<L> {
     of_files: Mutex<HashMap<&'static str, Result<L, String>>>,
 }
@@ -23,7 +23,7 @@ impl<L: Clone + Send> Libraries<L> {
         self.of_files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compile those of the files that were not tried before, side by side.
+    /// Compiles the files that were not tried before, several at a time.
     pub fn prepare(
         &self,
         files: &[&'static str],
@@ -44,7 +44,7 @@ impl<L: Clone + Send> Libraries<L> {
         });
     }
 
-    /// What a file became.
+    /// A compiled file.
     ///
     /// # Errors
     /// It did not compile, now or before.
@@ -61,7 +61,7 @@ impl<L: Clone + Send> Libraries<L> {
     }
 }
 
-/// Do something with each of some things, on a few threads.
+/// Calls `act` for each of some things, on a few threads.
 pub fn for_each_at_once<T: Sync>(things: &[T], act: &(dyn Fn(&T) + Sync)) {
     let next = AtomicUsize::new(0);
     let work = || {

@@ -1,11 +1,10 @@
 //! KV pages: a buffer for each granule that is committed, found by its address.
 //!
 //! Page tables in the step buffer hold the addresses of pages, so that kernels need neither a buffer
-//! for a whole pool nor a table of buffers. Committing takes a buffer and copies nothing; it does not
-//! even wait for the steps in flight. Only decommitting waits for them.
+//! for a whole pool nor a table of buffers. A commit allocates a buffer, copies nothing and does not
+//! wait for the steps in flight. Only a decommit waits for them.
 
-use super::MetalProgram;
-use crate::gpu::{Buffer, Encoder, Gpu, Residency};
+use crate::gpu::{Buffer, Encoder, Gpu, Memory, Residency};
 use device::{CommittedPages, Error, KvLayout, Limits, Result};
 use std::ops::Range;
 
@@ -16,11 +15,20 @@ const GRANULES: usize = 4;
 /// quarter of it.
 const MOST_GRANULE_BYTES: usize = 128 << 20;
 
+/// The books of pages that have no memory yet, in granules of at most `most` bytes.
+pub fn no_pages(kv: &KvLayout, limits: &Limits, most: usize) -> CommittedPages {
+    CommittedPages::new(limits, |group| {
+        let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);
+        let of_context = limits.n_ctx.div_ceil(limits.page_len).div_ceil(GRANULES);
+        of_context.min(MOST_GRANULE_BYTES.min(most) / page_bytes.max(1)).max(1)
+    })
+}
+
 /// The memory of a granule.
 struct Chunk<G: Gpu> {
     /// `None`: it is not committed.
     buffer: Option<G::Buffer>,
-    /// Whether the step that was begun last has a page of it.
+    /// True if the current step uses a page of it.
     is_reached: bool,
 }
 
@@ -33,20 +41,20 @@ struct Pool<G: Gpu> {
 }
 
 /// The pools of all KV groups.
-pub(super) struct Pools<G: Gpu> {
+pub(crate) struct Pools<G: Gpu> {
     groups: Vec<Pool<G>>,
-    /// Which pages have memory.
+    /// Pages that have memory.
     committed: CommittedPages,
-    /// Chunks that the step that was begun last has pages of: group and chunk.
+    /// Chunks with pages of the current step: group and chunk.
     reached: Vec<(usize, usize)>,
 }
 
 impl<G: Gpu> Pools<G> {
-    /// Without memory.
+    /// Pools without memory.
     ///
     /// # Errors
     /// A page is longer than kernels can count or a buffer can be.
-    pub(super) fn new(kv: &KvLayout, limits: &Limits, max_buffer_bytes: u64) -> Result<Pools<G>> {
+    pub(crate) fn new(kv: &KvLayout, limits: &Limits, max_buffer_bytes: u64) -> Result<Pools<G>> {
         let page_bytes = |group: usize| kv.page_bytes(group, limits.kv_type, limits.page_len);
         let most = usize::try_from(max_buffer_bytes.min(u64::from(u32::MAX))).unwrap_or(usize::MAX);
         for group in 0..limits.n_pages.len() {
@@ -58,10 +66,7 @@ impl<G: Gpu> Pools<G> {
                 });
             }
         }
-        let committed = CommittedPages::new(limits, |group| {
-            let of_context = limits.n_ctx.div_ceil(limits.page_len).div_ceil(GRANULES);
-            of_context.min(MOST_GRANULE_BYTES.min(most) / page_bytes(group).max(1)).max(1)
-        });
+        let committed = no_pages(kv, limits, most);
         let pool = |group: usize| {
             let granule = committed.granule(group);
             let chunk = |_| Chunk { buffer: None, is_reached: false };
@@ -73,19 +78,19 @@ impl<G: Gpu> Pools<G> {
         Ok(Pools { groups, committed, reached: Vec::with_capacity(n_chunks) })
     }
 
-    pub(super) fn committed(&self) -> &CommittedPages {
+    pub(crate) fn committed(&self) -> &CommittedPages {
         &self.committed
     }
 
-    /// Forget which chunks the last step had.
-    pub(super) fn begin(&mut self) {
+    /// Clears the chunks of the current step.
+    pub(crate) fn begin(&mut self) {
         for (group, chunk) in self.reached.drain(..) {
             self.groups[group].chunks[chunk].is_reached = false;
         }
     }
 
-    /// The address of a page that the step has; 0 where there is none, as before the window of a layer.
-    pub(super) fn reach(&mut self, group: usize, page: u32) -> u64 {
+    /// The address of a page of the step; 0 if it has no memory, as before the window of a layer.
+    pub(crate) fn reach(&mut self, group: usize, page: u32) -> u64 {
         let Pool { page_bytes, granule, chunks } = &mut self.groups[group];
         let (index, place) = (page as usize / *granule, page as usize % *granule);
         let Some(chunk) = chunks.get_mut(index) else { return 0 };
@@ -97,8 +102,8 @@ impl<G: Gpu> Pools<G> {
         buffer.address() + (place * *page_bytes) as u64
     }
 
-    /// Tell an encoder which chunks the step has.
-    pub(super) fn encode(&self, encoder: &mut G::Encoder) {
+    /// Tells an encoder the chunks of the step.
+    pub(crate) fn encode(&self, encoder: &mut G::Encoder) {
         for (group, chunk) in &self.reached {
             if let Some(buffer) = &self.groups[*group].chunks[*chunk].buffer {
                 encoder.reach(buffer);
@@ -110,7 +115,7 @@ impl<G: Gpu> Pools<G> {
     ///
     /// # Errors
     /// It is not committed, in words.
-    pub(super) fn page(&self, group: usize, page: u32) -> std::result::Result<(*mut u8, usize), String> {
+    pub(crate) fn page(&self, group: usize, page: u32) -> std::result::Result<(*mut u8, usize), String> {
         self.committed.check_page(group, page)?;
         let Pool { page_bytes, granule, chunks } = &self.groups[group];
         let chunk = chunks[page as usize / granule].buffer.as_ref();
@@ -119,7 +124,7 @@ impl<G: Gpu> Pools<G> {
     }
 
     /// The memory of all chunks that are committed.
-    pub(super) fn buffers(&self) -> impl Iterator<Item = &G::Buffer> {
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = &G::Buffer> {
         self.groups.iter().flat_map(|pool| &pool.chunks).filter_map(|chunk| chunk.buffer.as_ref())
     }
 
@@ -128,20 +133,25 @@ impl<G: Gpu> Pools<G> {
         let granule = self.groups[group].granule;
         pages.start as usize / granule..(pages.end as usize).div_ceil(granule)
     }
-}
 
-impl<G: Gpu> MetalProgram<G> {
-    /// As [`device::Program::commit`]. Either all chunks of the range are there afterwards, or none.
-    pub(super) fn commit_chunks(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
-        let pools = &mut self.pools;
-        pools.committed.check_range(group, &pages, false).or_else(|reason| super::failed::<G, _>(reason))?;
-        let chunks = pools.chunks_of(group, &pages);
-        let n_pages = pools.committed.n_pages(group);
-        let Pool { page_bytes, granule, chunks: all } = &mut pools.groups[group];
+    /// Allocates memory for pages: for all chunks of the range, or for none.
+    ///
+    /// # Errors
+    /// Memory was refused.
+    pub(crate) fn commit(
+        &mut self,
+        gpu: &G,
+        residency: &mut G::Residency,
+        group: usize,
+        pages: Range<u32>,
+    ) -> Result<()> {
+        let chunks = self.chunks_of(group, &pages);
+        let n_pages = self.committed.n_pages(group);
+        let Pool { page_bytes, granule, chunks: all } = &mut self.groups[group];
         let mut taken: Vec<G::Buffer> = Vec::with_capacity(chunks.len());
         for chunk in chunks.clone() {
             let n_pages = (n_pages - chunk * *granule).min(*granule);
-            match self.gpu.allocate("KV pages", n_pages * *page_bytes) {
+            match gpu.allocate(Memory::Device, "KV pages", n_pages * *page_bytes) {
                 Ok(buffer) => taken.push(buffer),
                 Err(Error::OutOfMemory { .. }) => {
                     let (n_pages, bytes) = (pages.len(), (pages.len() * *page_bytes) as u64);
@@ -151,26 +161,21 @@ impl<G: Gpu> MetalProgram<G> {
             }
         }
         for (chunk, buffer) in chunks.zip(taken) {
-            self.residency.add(&buffer);
+            residency.add(&buffer);
             all[chunk].buffer = Some(buffer);
         }
-        pools.committed.set(group, pages, true);
+        self.committed.set(group, pages, true);
         Ok(())
     }
 
-    /// As [`device::Program::decommit`].
-    pub(super) fn decommit_chunks(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
-        let check = self.pools.committed.check_range(group, &pages, true);
-        check.or_else(|reason| super::failed::<G, _>(reason))?;
-        // A step in flight may have them still.
-        self.settle()?;
-        let chunks = self.pools.chunks_of(group, &pages);
-        for chunk in &mut self.pools.groups[group].chunks[chunks] {
+    /// Frees the memory of pages, which no step in flight reads.
+    pub(crate) fn decommit(&mut self, residency: &mut G::Residency, group: usize, pages: Range<u32>) {
+        let chunks = self.chunks_of(group, &pages);
+        for chunk in &mut self.groups[group].chunks[chunks] {
             if let Some(buffer) = chunk.buffer.take() {
-                self.residency.remove(&buffer);
+                residency.remove(&buffer);
             }
         }
-        self.pools.committed.set(group, pages, false);
-        Ok(())
+        self.committed.set(group, pages, false);
     }
 }

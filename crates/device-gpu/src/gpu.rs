@@ -1,0 +1,198 @@
+//! The seam: the only part of a GPU's driver that [`crate::replayer`] uses.
+//!
+//! Work is submitted in groups: the dispatches of a group may run at the same time and in any
+//! order, and each group sees what those before it wrote. Submitted work runs after what was
+//! submitted before, and sees what that wrote.
+
+use device::Result;
+use device_lower::table::Operand;
+use std::fmt::Debug;
+use weights::Bytes;
+
+/// Most bytes of arguments of a dispatch.
+pub const MAX_ARGUMENT_BYTES: usize = 256;
+
+/// Who reaches a buffer. A GPU with memory of its own puts each kind elsewhere; one that shares its
+/// memory with the CPU has a single kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Kernels only, but for uploads at load and what tests read: activations, pages, weights.
+    Device,
+    /// The host writes and kernels read, for each step.
+    Shared,
+    /// Kernels write and the host reads, for each step.
+    Readback,
+}
+
+/// Facts that every GPU reports; the facts of a driver dereference to these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Common {
+    /// Most bytes of one buffer.
+    pub max_buffer_bytes: u64,
+    /// Threads that execute together and exchange values by shuffles: 32 on Apple's GPUs.
+    pub subgroup_width: u32,
+    /// Most threads of a threadgroup.
+    pub max_threads: u32,
+}
+
+/// Memory that the GPU reaches.
+pub trait Buffer: Send + Sync {
+    /// Its length in bytes.
+    fn len(&self) -> usize;
+
+    /// Its first byte, for the CPU. The memory lives as long as the buffer and is never moved.
+    fn start(&self) -> *mut u8;
+
+    /// The address by which kernels reach it through a pointer in memory.
+    fn address(&self) -> u64;
+
+    /// Returns true if it has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Writes numbers into a buffer.
+///
+/// # Panics
+/// They do not fit, which the layouts prevent.
+pub fn write<T: bytemuck::Pod>(buffer: &impl Buffer, offset: usize, values: &[T]) {
+    let bytes: &[u8] = bytemuck::cast_slice(values);
+    assert!(offset + bytes.len() <= buffer.len(), "{} bytes at {offset} of {}", bytes.len(), buffer.len());
+    // SAFETY: the assertion holds `offset + bytes.len()` within `buffer`. Callers write regions, chosen
+    // tokens and masks of a step that is not submitted yet, or a buffer before its first step; the step
+    // that had the region before was waited for, so that the GPU does not touch these bytes.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.start().add(offset), bytes.len()) }
+}
+
+/// A part of a buffer. Operands in that buffer are offsets from the start of the part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Index of the buffer.
+    pub buffer: u16,
+    /// Its first byte.
+    pub start: u64,
+    /// Its bytes.
+    pub len: u64,
+}
+
+impl Window {
+    /// The window of no buffer.
+    pub const NONE: Window = Window { buffer: u16::MAX, start: 0, len: 0 };
+}
+
+/// A dispatch whose sizes are known.
+pub struct Dispatch<'a, G: Gpu> {
+    /// The compiled kernel.
+    pub pipeline: &'a G::Pipeline,
+    /// Buffers by their index among the kernel's parameters. Only an emulator looks at their lengths.
+    pub operands: &'a [Operand],
+    /// The part of a buffer from whose start operands in that buffer are counted.
+    pub window: Window,
+    /// Arguments by value; empty: none.
+    pub arguments: &'a [u8],
+    /// Bytes of memory that a threadgroup shares; 0: none. A multiple of 16.
+    pub threadgroup_bytes: u32,
+    /// Threadgroups; none of them 0.
+    pub threadgroups: [u32; 3],
+    /// Threads of each.
+    pub threads: [u32; 3],
+}
+
+impl<G: Gpu> Dispatch<'_, G> {
+    /// An operand's first byte, from its buffer's start, and how many bytes from there the kernel may
+    /// touch; 0: up to the buffer's end.
+    pub fn bytes_of(&self, operand: &Operand) -> (u64, u64) {
+        let offset = operand.location.offset;
+        match (operand.location.buffer == self.window.buffer, operand.len) {
+            (false, len) => (offset, len),
+            (true, 0) => (self.window.start + offset, self.window.len - offset),
+            (true, len) => (self.window.start + offset, len),
+        }
+    }
+}
+
+/// Buffers that are kept in memory until it is dropped.
+pub trait Residency<G: Gpu>: Send {
+    /// Makes one more buffer resident.
+    fn add(&mut self, buffer: &G::Buffer);
+
+    /// Removes a buffer before it is dropped.
+    fn remove(&mut self, buffer: &G::Buffer);
+}
+
+/// A command buffer while dispatches are written into it.
+pub trait Encoder<G: Gpu> {
+    /// Declares a buffer that dispatches access through its address. Called before the first dispatch.
+    fn reach(&mut self, buffer: &G::Buffer);
+
+    /// Adds a dispatch to the current group.
+    fn dispatch(&mut self, dispatch: &Dispatch<'_, G>, buffers: &[G::Buffer]);
+
+    /// Ends the current group of dispatches. Later groups see its writes.
+    fn barrier(&mut self);
+}
+
+/// A GPU's driver.
+pub trait Gpu: Send + Sync + Sized + 'static {
+    /// Facts that the GPU reports about itself.
+    type Facts: std::ops::Deref<Target = Common>;
+    /// Memory.
+    type Buffer: Buffer;
+    /// A kernel as tables name it: its file, its function, its constants, its most threads.
+    type Kernel: Clone + Debug + Send + Sync;
+    /// A compiled kernel, ready to run.
+    type Pipeline: Clone + Send + Sync;
+    /// A command buffer while it is written.
+    type Encoder: Encoder<Self>;
+    /// Submitted work; dropping it waits for it.
+    type Ticket: Send;
+    /// Keeps buffers in memory.
+    type Residency: Residency<Self>;
+
+    /// The device's name on the command line.
+    const NAME: &'static str;
+
+    /// Facts that the GPU reports about itself.
+    fn facts(&self) -> &Self::Facts;
+
+    /// Allocates zeroed memory.
+    ///
+    /// # Errors
+    /// It was refused.
+    fn allocate(&self, memory: Memory, what: &str, bytes: usize) -> Result<Self::Buffer>;
+
+    /// A buffer over bytes of a mapped file, without a copy. `None` if that is not possible: bytes must
+    /// begin at a page, and the map must extend to the end of their last page.
+    fn view(&self, bytes: &Bytes) -> Option<Self::Buffer>;
+
+    /// Compiles the source files of these kernels, several at a time. A failure is an error of
+    /// [`Self::pipeline`].
+    fn prepare(&self, kernels: &[&Self::Kernel]);
+
+    /// A compiled kernel. The same kernel gives the same pipeline, compiled once. May be called by
+    /// several threads at a time.
+    ///
+    /// # Errors
+    /// The source does not compile, in the compiler's words; or it cannot have as many threads.
+    fn pipeline(&self, kernel: &Self::Kernel) -> Result<Self::Pipeline>;
+
+    /// Saves compiled pipelines for the next start.
+    fn keep_pipelines(&self);
+
+    /// Keeps these buffers resident while the result lives.
+    fn reside(&self, buffers: &[Self::Buffer]) -> Self::Residency;
+
+    /// Writes a command buffer by one call of `encode`, and submits it.
+    ///
+    /// # Errors
+    /// The device refused.
+    fn submit(&self, encode: &mut dyn FnMut(&mut Self::Encoder)) -> Result<Self::Ticket>;
+
+    /// Waits until submitted work is done, and returns the seconds that it took on the GPU. A second call
+    /// returns the same.
+    ///
+    /// # Errors
+    /// The work failed, in the device's words, and what to do.
+    fn wait(&self, ticket: &Self::Ticket) -> Result<f64>;
+}
