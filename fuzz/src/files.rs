@@ -4,7 +4,7 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use formats::base::{SecretKey, Writer};
+use formats::base::{BaseWriter, SecretKey};
 use model::{Adapter, ModelSpec};
 use weights::{Access, Array, Checkpoint, Map, Tensor, Value};
 
@@ -74,7 +74,7 @@ pub(crate) fn base(data: &[u8]) {
         return;
     }
     // Numbers that came from JSON can be written as JSON.
-    let mut writer = Writer::new("fuzz", checkpoint.naming);
+    let mut writer = BaseWriter::new("fuzz", checkpoint.naming);
     writer.page(6);
     writer.metadata(&checkpoint.metadata).expect("metadata of a .base file");
     for tensor in &checkpoint.tensors {

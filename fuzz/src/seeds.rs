@@ -107,7 +107,7 @@ pub(crate) fn base() -> Vec<Vec<u8>> {
     use std::io::Cursor;
     use weights::{BlockType, Metadata, Naming, PlaneSlices};
 
-    let mut writer = formats::base::Writer::new("seed", Naming::HuggingFace);
+    let mut writer = formats::base::BaseWriter::new("seed", Naming::HuggingFace);
     writer.page(6);
     writer.metadata(&Metadata::default()).expect("no metadata");
     writer.tensor("a", &[2, 2], BlockType::F32).expect("a tensor");

@@ -1,4 +1,5 @@
-//! Print what a weight file or folder holds: `cargo run -p ingle-formats --example inspect -- PATH`.
+//! Prints the content of a weight file or folder: `cargo run -p ingle-formats --example inspect --
+//! PATH`.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

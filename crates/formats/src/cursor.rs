@@ -1,33 +1,34 @@
-//! Reading a binary file from front to back, with errors that say what was being read.
+//! Reads a binary file from front to back. Errors name what was being read.
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use weights::{BlockType, Bytes, Error, Map, Result};
 
-/// Doubles, little-endian, as F32: a copy, for no kernel reads doubles.
+/// Little-endian doubles as F32, copied because no kernel reads doubles.
 pub(crate) fn singles(doubles: &[u8]) -> Bytes {
     let singles: Vec<u8> =
         doubles.as_chunks().0.iter().flat_map(|&d| (f64::from_le_bytes(d) as f32).to_le_bytes()).collect();
     Bytes::from_slice(&singles)
 }
 
-/// A place in the file. `at` arguments name what is being read, and are only formatted for an error.
+/// A position in a file. The arguments `at` name what is being read; they are formatted only for an
+/// error.
 pub(crate) struct Cursor<'a> {
     map: &'a Arc<Map>,
-    /// Bytes from the start of the file.
+    /// Position in bytes from the start of the file.
     pub at: usize,
-    /// For errors.
+    /// Path of the file, for errors.
     pub file: &'a Path,
 }
 
 impl<'a> Cursor<'a> {
-    /// At the start of the file.
+    /// A cursor at the start of the file.
     pub fn new(map: &'a Arc<Map>, file: &'a Path) -> Cursor<'a> {
         Cursor { map, at: 0, file }
     }
 
-    /// An [`Error::Malformed`].
+    /// Makes an [`Error::Malformed`].
     #[cold]
     pub fn error(&self, at: fmt::Arguments, found: impl fmt::Display, expected: impl fmt::Display) -> Error {
         Error::malformed(self.file, at, found, expected)
@@ -54,7 +55,7 @@ impl<'a> Cursor<'a> {
         Ok(bytes)
     }
 
-    /// The next `N` bytes, by value.
+    /// The next `N` bytes as an array.
     #[inline]
     pub fn array<const N: usize>(&mut self, at: fmt::Arguments) -> Result<[u8; N]> {
         let bytes = self.take(N, at)?;
@@ -63,19 +64,20 @@ impl<'a> Cursor<'a> {
         Ok(array)
     }
 
-    /// A little-endian integer.
+    /// Reads a little-endian integer.
     #[inline]
     pub fn u32(&mut self, at: fmt::Arguments) -> Result<u32> {
         Ok(u32::from_le_bytes(self.array(at)?))
     }
 
-    /// A little-endian integer.
+    /// Reads a little-endian integer.
     #[inline]
     pub fn u64(&mut self, at: fmt::Arguments) -> Result<u64> {
         Ok(u64::from_le_bytes(self.array(at)?))
     }
 
-    /// `n`, if the rest of the file has room for so many items, each of at least `min_bytes`.
+    /// Checks that the rest of the file has room for `n` items of at least `min_bytes` bytes each.
+    /// Returns `n`.
     #[inline]
     pub fn room_for(&self, n: u64, min_bytes: usize, at: fmt::Arguments) -> Result<usize> {
         let room = self.remaining() / min_bytes;
@@ -88,7 +90,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Bytes that have to be UTF-8.
+    /// Checks that bytes are UTF-8.
     pub fn text<'b>(&self, bytes: &'b [u8], at: fmt::Arguments) -> Result<&'b str> {
         std::str::from_utf8(bytes).map_err(|e| {
             let bad: Vec<u8> = bytes.iter().skip(e.valid_up_to()).take(4).copied().collect();
@@ -100,10 +102,10 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Bytes of a tensor of this shape, outermost first, which is not trusted.
+    /// Bytes of a tensor of an untrusted shape, outermost dimension first.
     ///
     /// # Errors
-    /// Rows are not whole blocks, or there are more bytes than can be addressed.
+    /// Rows are not whole blocks, or the size overflows.
     pub fn tensor_bytes(&self, shape: &[usize], block: BlockType, at: fmt::Arguments) -> Result<usize> {
         let n_cols = shape.last().copied().unwrap_or(1);
         if !n_cols.is_multiple_of(block.block_len()) {
@@ -123,6 +125,6 @@ impl<'a> Cursor<'a> {
     /// A view of a part of the file.
     pub fn bytes(&self, range: std::ops::Range<usize>, at: fmt::Arguments) -> Result<Bytes> {
         Bytes::new(self.map.clone(), range.clone())
-            .ok_or_else(|| self.error(at, format_args!("bytes {range:?}"), "them within the file"))
+            .ok_or_else(|| self.error(at, format_args!("bytes {range:?}"), "a range within the file"))
     }
 }

@@ -1,7 +1,7 @@
-//! Readers and writers of weight files. A format module knows bytes and nothing else: it turns a file into a
-//! [`Checkpoint`], which is neutral metadata plus named tensors, every one a view of the mapped file.
+//! Readers and writers of weight files. A format module turns a file into a [`Checkpoint`]: neutral
+//! metadata, and named tensors that are views of the mapped file.
 //!
-//! What is absent here on purpose: model families and devices.
+//! This crate knows no model families and no devices.
 #![deny(missing_docs)]
 
 mod cursor;
@@ -18,10 +18,11 @@ use std::path::Path;
 
 use weights::{Access, Checkpoint, Error, Result};
 
-/// Open whatever `path` is: a GGUF file (or any of a split set), a `.base` file, a ggml file of whisper.cpp, a folder
-/// with config.json and safetensors (MLX's quantised ones included), or a folder with CTranslate2's model.bin.
+/// Opens a model: a GGUF file (or any of a split set), a `.base` file, a ggml file of whisper.cpp,
+/// a folder with config.json and safetensors (MLX's quantised ones included), or a folder with
+/// CTranslate2's model.bin.
 ///
-/// A file is known by its first bytes, not by its name.
+/// The format of a file is recognised by its first bytes, not by its name.
 ///
 /// # Errors
 /// Names the file, the tensor or key, what was found and what was expected.
@@ -42,7 +43,7 @@ pub fn open(path: &Path, access: Access) -> Result<Checkpoint> {
     }
 }
 
-/// The error of a folder without config.json, which may hold models that are files.
+/// The error for a folder without config.json, which may contain models that are files.
 fn no_model_in(folder: &Path) -> Error {
     let is_model = |name: &OsString| {
         Path::new(name).extension().is_some_and(|end| ["gguf", "base"].iter().any(|known| end == *known))
@@ -60,7 +61,7 @@ fn no_model_in(folder: &Path) -> Error {
     )
 }
 
-/// The error of a file that begins as no format does.
+/// The error for a file that begins like no known format.
 fn not_a_model(path: &Path, begins: [u8; 4]) -> Error {
     let is_empty = std::fs::metadata(path).is_ok_and(|file| file.len() == 0);
     let found = match is_empty {
@@ -77,10 +78,11 @@ fn not_a_model(path: &Path, begins: [u8; 4]) -> Error {
     Error::malformed(path, "not a model file", found, expected)
 }
 
-/// Open an adapter: PEFT's folder with adapter_config.json and adapter_model.safetensors, either of the two files, or a GGUF file.
+/// Opens an adapter: PEFT's folder with adapter_config.json and adapter_model.safetensors, either
+/// of the two files, or a GGUF file.
 ///
 /// # Errors
-/// As [`open`].
+/// The errors of [`open`].
 pub fn open_adapter(path: &Path, access: Access) -> Result<Checkpoint> {
     let is_of_folder = |name: &str| path.extension().is_some_and(|extension| extension == name);
     if path.is_dir() {
@@ -94,20 +96,21 @@ pub fn open_adapter(path: &Path, access: Access) -> Result<Checkpoint> {
     }
 }
 
-/// What has to hold before anything of a file is used. Of the formats only `.base` has signatures and checksums.
+/// Checks of a file before it is used. Only `.base` files have signatures and checksums.
 #[derive(Clone, Debug, Default)]
 pub struct Verify {
-    /// The key that must have signed it.
+    /// Key that must have signed the file.
     pub key: Option<base::PublicKey>,
-    /// Hash every tensor.
+    /// True to check the checksum of every tensor.
     pub checksums: bool,
 }
 
-/// As [`open`], after the file was verified. What is verified are the bytes that the checkpoint views: with
-/// [`Access::Read`] nobody can change them afterwards.
+/// Like [`open`], after the file was verified. The verified bytes are those that the checkpoint
+/// views; with [`Access::Read`] nobody can change them afterwards.
 ///
 /// # Errors
-/// As [`open`]; the file cannot be verified, is not signed by the key, or is damaged.
+/// The errors of [`open`], or a file that cannot be verified, is not signed by the key, or is
+/// damaged.
 pub fn open_verified(path: &Path, access: Access, verify: &Verify) -> Result<Checkpoint> {
     if verify.key.is_none() && !verify.checksums {
         return open(path, access);
@@ -126,13 +129,13 @@ pub fn open_verified(path: &Path, access: Access, verify: &Verify) -> Result<Che
     Ok(file.into_checkpoint())
 }
 
-/// The first four bytes of a file; zeros for what it lacks.
+/// The first four bytes of a file; zeros replace missing ones.
 fn first_bytes(path: &Path) -> Result<[u8; 4]> {
     use std::io::Read;
     let io = |source| Error::Io { file: path.to_owned(), source };
     let is_file = std::fs::metadata(path).map_err(io)?.is_file();
     if !is_file {
-        // To open a pipe may take for ever.
+        // Opening a pipe may block for ever.
         return Err(Error::malformed(path, "not a model file", "a pipe or a device", "a file, or a folder"));
     }
     let mut bytes = Vec::with_capacity(4);

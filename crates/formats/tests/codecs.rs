@@ -1,4 +1,4 @@
-//! Every codec: decoding against the reference's bits, and what its quantiser loses.
+//! Every codec: decoding against the reference's bits, and the error of its quantiser.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use weights::codec::{affine, dequantize_row, dequantize_rows, quantize_row, repack, try_quantize_row};
 use weights::{Affine, BlockType, PlaneSlices, ScaleType};
 
-/// Blocks and their values, as `fixtures/codecs/make_codecs.py` wrote them.
+/// Blocks and their values, written by `fixtures/codecs/make_codecs.py`.
 fn fixture(block: BlockType) -> (Vec<u8>, Vec<f32>) {
     let name = format!("../../fixtures/codecs/{}.bin", block.name().to_lowercase());
     let bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap();
@@ -42,7 +42,7 @@ fn normal(n: usize) -> Vec<f32> {
     (0..n).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect()
 }
 
-/// Root of the mean squared difference, relative to the root of the mean square of `a`.
+/// Root of the mean squared difference, relative to the root mean square of `a`.
 fn relative_rms(a: &[f32], b: &[f32]) -> f64 {
     let square = |v: f32| f64::from(v) * f64::from(v);
     let error: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
@@ -53,7 +53,7 @@ fn relative_rms(a: &[f32], b: &[f32]) -> f64 {
 fn decoding_agrees_with_the_reference_to_the_bit() {
     for block in BlockType::ALL.into_iter().chain(BlockType::GGUF_EXTRA) {
         let (bytes, expected) = fixture(block);
-        // From an odd address too: rows of a file are aligned to nothing.
+        // Odd addresses are tested too, because rows of a file have no alignment.
         for shift in 0..2 {
             let mut moved = vec![0; shift];
             moved.extend(&bytes);
@@ -65,11 +65,12 @@ fn decoding_agrees_with_the_reference_to_the_bit() {
     }
 }
 
-/// The error on normal values. `ideal` is the least error that fixed levels of that many bits can have on a normal
-/// distribution (Lloyd and Max: 0.3428, 0.1858, 0.0975, 0.0500, 0.0254 for 2 to 6 bits; 8 bits: a uniform step of
-/// 1/127 of the largest of 32 values). Scales that follow every 16 or 32 values do better than that; MXFP4's powers of
-/// two do worse. `bound` is what the quantiser measures and 3 % more, so that a worse search fails. (Taking the scale
-/// from the largest value alone gives Q4_0 0.086, Q4_1 0.079, Q5_0 0.043, Q5_1 0.038, MXFP4 0.116.)
+/// The error on normal values. `ideal` is the least error of fixed levels with as many bits on a
+/// normal distribution (Lloyd and Max: 0.3428, 0.1858, 0.0975, 0.0500, 0.0254 for 2 to 6 bits; 8
+/// bits: a uniform step of 1/127 of the largest of 32 values). Scales for every 16 or 32 values do
+/// better; MXFP4's powers of two do worse. `bound` is the quantiser's measured error plus 3 %, so
+/// that a worse search fails. Taking the scale from the largest value alone gives Q4_0 0.086, Q4_1
+/// 0.079, Q5_0 0.043, Q5_1 0.038, MXFP4 0.116.
 #[test]
 fn quantisers_lose_no_more_than_they_should() {
     let x = normal(256 * 64);
@@ -101,8 +102,9 @@ fn quantisers_lose_no_more_than_they_should() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// What a type represents it quantises to itself. Types with codes for their sub-blocks' scales have many ways to
-/// write nearly the same values and may move a little, less than a quarter of their own error.
+/// A type quantises its own values to themselves. Types with codes for sub-block scales have
+/// several encodings of nearly equal values. They may differ by less than a quarter of their own
+/// error.
 #[test]
 fn quantising_again_changes_nothing() {
     let x = normal(256 * 16);
@@ -142,7 +144,7 @@ fn odd_inputs_stay_sane() {
         check("negative zeros", &vec![-0.0; n], &|_, y| y == 0.0);
         check("subnormal", &vec![1e-40; n], &|_, y| y.abs() <= 1e-38);
         check("NaN", &vec![f32::NAN; n], &|_, y| y == 0.0);
-        // A NaN is a zero, and does not spoil its neighbours.
+        // A NaN becomes zero and does not affect its neighbours.
         let mut x = normal(n);
         x[5] = f32::NAN;
         let mut zeroed = x.clone();
@@ -156,12 +158,14 @@ fn odd_inputs_stay_sane() {
             x[3] = sign * f32::MAX;
             check("largest", &x, &|i, y| i != 3 || y * sign >= 65504.0);
         }
-        // A constant is met to the accuracy of the scale, 11 bits, or 8 with MXFP4's next smaller E2M1 number.
+        // A constant is encoded with the accuracy of the scale, 11 bits, or 8 with MXFP4's next
+        // smaller E2M1 number.
         for c in [1.0f32, -1.0, 3e-3, -700.0] {
             let tolerance = if block == BlockType::MXFP4 { 0.17 } else { 0.02 };
             check("constant", &vec![c; n], &|_, y| (y - c).abs() <= tolerance * c.abs());
         }
-        // One large value among small ones keeps its size: MXFP4 has 4 and 6, and nothing between.
+        // One large value among small ones keeps its magnitude: MXFP4 has 4 and 6, and nothing
+        // between.
         let mut x = vec![1e-3; n];
         x[n - 1] = -5.0;
         check("outlier", &x, &|i, y| {
@@ -226,14 +230,15 @@ fn dequantize_affine(affine: Affine, [data, scales, biases]: &[Vec<u8>; 3]) -> V
     values
 }
 
-/// The error on normal values: what the quantiser measures with f16 scales, and 3 % more. Scales of bf16 cost up to 8 %
-/// (at 8 bits, where an offset's rounding is as large as a step), powers of two, which may be off by a factor of 1.41,
-/// up to 70 %. MLX's own quantiser, which takes scale and offset from the smallest and the largest value, has 0.364,
-/// 0.172, 0.0813, 0.0391, 0.0192 and 0.0048 for 2, 3, 4, 5, 6 and 8 bits in groups of 32.
+/// The error on normal values: the quantiser's measured error with f16 scales, plus 3 %. Scales of
+/// bf16 cost up to 8 % (at 8 bits, where an offset's rounding is as large as a step). Powers of
+/// two, which may be off by a factor of 1.41, cost up to 70 %. MLX's own quantiser, which takes
+/// scale and offset from the smallest and largest value, has 0.364, 0.172, 0.0813, 0.0391, 0.0192
+/// and 0.0048 for 2, 3, 4, 5, 6 and 8 bits in groups of 32.
 #[test]
 fn affine_quantisers_lose_no_more_than_they_should() {
     let x = normal(128 * 64);
-    // Bits, then groups of 32, 64 and 128: with offsets; symmetric.
+    // Bits; then errors in groups of 32, 64 and 128: with offsets, and symmetric.
     let measured = [
         (2, [0.29651, 0.32162, 0.33480], [0.32944, 0.34538, 0.36202]),
         (3, [0.14257, 0.16128, 0.17891], [0.15822, 0.17034, 0.17993]),
@@ -275,7 +280,7 @@ fn odd_inputs_stay_sane_in_affine_groups() {
             assert!(y.iter().all(|y| y.is_finite()), "{affine}: {large} became {y:?}");
             assert!(y[3] * large.signum() >= 3e4, "{affine}: {large} became {}", y[3]);
         }
-        // To the accuracy of the scale: 8 bits or more, a power of two at worst (and then 1 less than its top).
+        // The tolerance is the accuracy of the scale: 8 bits or more, at worst a power of two.
         let tolerance = if affine.scale() == ScaleType::E8M0 { 0.51 } else { 0.02 };
         for c in [1.0f32, -1.0, 3e-3, -700.0] {
             let worst = round(&vec![c; n]).iter().map(|y| (y - c).abs() / c.abs()).fold(0.0, f32::max);

@@ -1,15 +1,15 @@
-//! What tests of several formats ask.
+//! Helpers of the tests of several formats.
 
 use weights::Checkpoint;
 
-/// A message has all these parts.
+/// Asserts that a message contains all parts.
 pub fn has_parts(message: &str, parts: &[&str]) {
     for part in parts {
         assert!(message.contains(part), "{part:?} is not in: {message}");
     }
 }
 
-/// What every reader promises of the tensors that it accepts.
+/// Checks every reader's guarantees for the tensors that it accepts.
 pub fn check_tensors(checkpoint: &Checkpoint) {
     for tensor in &checkpoint.tensors {
         assert!(tensor.shape.iter().all(|&dim| dim > 0));

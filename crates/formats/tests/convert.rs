@@ -1,4 +1,4 @@
-//! Conversions through files on disk: what is kept to the bit, what is refused, what each rule says.
+//! Conversions through files on disk: exact copies, refusals, and rules.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ fn open(path: &Path) -> Checkpoint {
     formats::open(path, Access::Map).unwrap()
 }
 
-/// Values of about the size of weights, the same on each run.
+/// Values of about the magnitude of weights, equal in each run.
 fn values(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..n)
@@ -65,7 +65,7 @@ fn checkpoint(naming: Naming, tensors: Vec<Tensor>) -> Checkpoint {
     Checkpoint { naming, metadata, tensors, left_out, format: "made".into(), file_bytes: 0 }
 }
 
-/// The type that the plan gives to each tensor, in the order of writing.
+/// The planned type of each tensor, in the order of writing.
 fn planned(checkpoint: &Checkpoint, options: &Options) -> Vec<(String, String, Action)> {
     let plan = Plan::new(checkpoint, options).unwrap();
     let line =
@@ -81,7 +81,7 @@ fn mlx() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/formats/mlx")
 }
 
-/// The fixture without the scales that `.base` has no place for.
+/// The fixture without scales that `.base` cannot store.
 fn storable_mlx() -> Checkpoint {
     let mlx = open(&mlx());
     let storable = |t: &Tensor| !matches!(t.block, BlockType::Affine(a) if a.scale() == ScaleType::F32);
@@ -107,7 +107,7 @@ fn gguf_to_base_and_back_keeps_every_bit() {
         ("tokenizer.ggml.tokens", MetaValue::Strs(vec![b"a".into(), "\u{e9}\"\n".into(), b"".into()])),
         ("tokenizer.huggingface.json", MetaValue::Str("{\"b\": 1, \"a\": 2}".into())),
     ];
-    // Keys and tensors in the order in which they are written, so that even the files are the same.
+    // Keys and tensors are in the order of writing, so that even the files are equal.
     keys.sort_by_key(|(key, _)| *key);
     keys.iter().for_each(|(key, value)| writer.metadata(key, value.clone()).unwrap());
     let tensors: Vec<Tensor> = [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0]
@@ -132,7 +132,7 @@ fn gguf_to_base_and_back_keeps_every_bit() {
     let report = run(&base, &back, &options("gguf")).unwrap();
     assert_eq!((report.n_copied, report.n_repacked, report.n_encoded), (3, 5, 0));
     assert!(std::fs::read(&source).unwrap() == std::fs::read(&back).unwrap());
-    // A .base file from a .base file is the same file.
+    // Converting a .base file to .base gives an equal file.
     let again = dir.path().join("again.base");
     run(&base, &again, &options("keep")).unwrap();
     let without_source = |path: &Path| {
@@ -160,7 +160,7 @@ fn mlx_to_base_keeps_integers_scales_and_offsets() {
         assert_eq!(other.data[..], tensor.data[..], "{}", tensor.name);
         let (a, b) = (other.planes.as_slices(), tensor.planes.as_slices());
         assert_eq!((a.scales, a.biases), (b.scales, b.biases), "{}", tensor.name);
-        // Scales and offsets lie where a device wants them.
+        // Scales and offsets have the alignment that devices need.
         assert!(a.scales.is_empty() || (a.scales.as_ptr() as usize).is_multiple_of(64));
     }
 }
@@ -226,13 +226,13 @@ fn norms_and_vectors_stay_and_the_outer_matrices_are_finer() {
         ("bf16", ["BF16", "BF16", "F32", "F32", "BF16", "BF16", "BF16", "F32"]),
         ("f32", ["F32"; 8]),
         ("keep", ["F32"; 8]),
-        // 640 is no multiple of 256.
+        // 640 is not a multiple of 256.
         ("gguf:q4_k", ["Q5_K", "Q4_K", "F32", "F32", "F32", "Q5_0", "Q5_K", "F32"]),
         ("gguf:q8_0", ["Q8_0", "Q8_0", "F32", "F32", "F32", "Q8_0", "Q8_0", "F32"]),
     ] {
         assert_eq!(types(&gguf, &options(to)), lines(expected), "{to}");
     }
-    // Rows of 576, as small models have: nine groups of 64, no whole group of 128.
+    // Rows of 576, as in small models, are nine groups of 64 and not whole groups of 128.
     let narrow = checkpoint(Naming::HuggingFace, vec![tensor("model.layers.0.q_proj.weight", &[2, 576])]);
     assert_eq!(types(&narrow, &options("q8")), ["model.layers.0.q_proj.weight AFFINE8_G64_BF16"]);
     let halves = checkpoint(Naming::HuggingFace, vec![tensor("model.layers.0.q_proj.weight", &[2, 96])]);
@@ -269,14 +269,14 @@ fn the_first_rule_that_matches_decides() {
         error.contains("input_layernorm") && error.contains("[128]") && error.contains("keep"),
         "{error}"
     );
-    // A group that was asked for is not made smaller; one that was not is.
+    // A requested group size is kept; a default one is made smaller.
     let narrow = checkpoint(Naming::Gguf, vec![tensor("blk.0.w", &[2, 96])]);
     let error = Plan::new(&narrow, &with_profile("keep", "* = q4-g64")).unwrap_err().to_string();
     assert!(error.contains("AFFINE4_G64_BF16") && error.contains("blocks of 64"), "{error}");
     assert_eq!(types(&narrow, &with_profile("keep", "* = q4")), ["blk.0.w AFFINE4_G32_BF16"]);
 }
 
-/// Such as the blocks of published gpt-oss checkpoints, whose scales are a tensor of their own.
+/// Blocks of published gpt-oss checkpoints, whose scales are a separate tensor.
 #[test]
 fn scales_that_are_elsewhere_are_an_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -285,7 +285,7 @@ fn scales_that_are_elsewhere_are_an_error() {
     let data = weights::Bytes::from_slice(&alone.data[..4 * alone.row_bytes()]);
     let model = checkpoint(Naming::Gguf, vec![Tensor { data, ..alone }]);
     let error = run(&model, &dir.path().join("out"), &options("f32")).unwrap_err();
-    // Two groups a row, of a scale and an offset in two bytes each.
+    // Each row has two groups, with a scale and an offset of two bytes each.
     assert!(matches!(error, Error::Planes { found: 0, expected: 32, .. }), "{error}");
 }
 
@@ -313,7 +313,8 @@ fn quantised_sources_are_encoded_again_only_when_asked() {
         .iter()
         .zip(open(&output).tensors[0].to_f32())
         .fold(0.0, |w: f32, (a, b)| w.max((a - b).abs()));
-    // Half a step of 255 over a range of 1/8, and as much for what bf16 does to scale and offset.
+    // The bound is half a step of 255 over a range of 1/8, and as much for the rounding of scale
+    // and offset to bf16.
     assert!(worst < 0.125 / 255.0, "{worst}");
 
     let k_quant = checkpoint(Naming::Gguf, vec![quantised("blk.0.w", &[4, 256], BlockType::Q4_K)]);
@@ -323,7 +324,7 @@ fn quantised_sources_are_encoded_again_only_when_asked() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "failures leave nothing");
 }
 
-/// Whether a plan can be made at all.
+/// The number of tensors in the plan; `None` if the plan is refused.
 fn action_of(checkpoint: &Checkpoint, to: &str) -> Option<usize> {
     Plan::new(checkpoint, &options(to)).ok().map(|plan| plan.tensors.len())
 }
@@ -399,11 +400,11 @@ fn an_output_is_replaced_only_when_asked_and_only_when_the_new_one_is_whole() {
     assert!(matches!(run(&names, &dir.path().join("x.gguf"), &options("gguf")), Err(Error::Naming(_))));
 }
 
-/// One tensor may be most of a model: progress is heard of while it is made or copied, not only at its end.
+/// One tensor may be most of a model, so progress is reported while it is made or copied.
 #[test]
 fn progress_is_heard_of_within_a_tensor() {
     let dir = tempfile::tempdir().unwrap();
-    // Large enough for several pieces on any number of threads that a test machine has.
+    // Large enough for several pieces on any number of threads of a test machine.
     let n_rows = 64 * (24 + 8 * rayon::current_num_threads());
     let model = checkpoint(Naming::HuggingFace, vec![tensor("layers.0.w.weight", &[n_rows, 1024])]);
     for to in ["keep", "q4"] {
@@ -420,7 +421,7 @@ fn progress_is_heard_of_within_a_tensor() {
     }
 }
 
-/// Rows are encoded in parallel, in chunks: the bytes are those of one call for all of them.
+/// Rows are encoded in parallel chunks. The bytes equal those of a single call.
 #[test]
 fn chunks_change_nothing() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! CTranslate2's folders: what the package wrote, and bytes that lie.
+//! CTranslate2 folders: the package's own output, and malformed files.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::has_parts;
@@ -11,7 +11,7 @@ fn folder(quantization: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/formats/ctranslate2").join(quantization)
 }
 
-/// Name, shape and values of every weight, as `make_ctranslate2.py` wrote them.
+/// Name, shape and values of every weight, written by `make_ctranslate2.py`.
 fn expected(quantization: &str) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let bytes = std::fs::read(folder(quantization).join("expected.bin")).unwrap();
     let mut rest = bytes.as_slice();
@@ -84,7 +84,7 @@ fn settings_and_the_vocabulary_are_metadata() {
     }
 }
 
-/// Pieces of a file by hand.
+/// Parts of a file, assembled by hand.
 #[derive(Default)]
 struct Raw {
     variables: Vec<Vec<u8>>,
@@ -145,7 +145,7 @@ fn odd_variables_have_their_meaning() {
         &Raw::default()
             .variable("a/weight", &[2, 3], 5, &[0x80, 0x3f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xc0])
             .variable("b/weight", &[2], 1, &[1, 0xff])
-            // Scales of another float type, and one for all.
+            // One scale tensor has another float type, and one has a single scale.
             .variable("c/weight", &[2, 2], 1, &[4, 0xfc, 2, 0])
             .variable("c/weight_scale", &[2], 4, &[0, 0x40, 0, 0x44])
             .variable("d/weight", &[0, 4], 0, &[])
@@ -204,7 +204,7 @@ fn bytes_that_lie_get_errors_with_the_name() {
     let list = raw().variable("list", &[2], 1, &[1, 2]).alias("a", "list");
     refuse(&list.bytes(), &["alias \"a\"", "\"list\"", "aliases of weights"]);
     refuse(&Raw { tail: vec![0; 3], ..one() }.bytes(), &["3 more bytes"]);
-    // A name without its NUL, and one of no bytes at all.
+    // One name lacks its NUL, and one has no bytes at all.
     let mut bytes = one().bytes();
     bytes[6 + 8] = b'x';
     refuse(&bytes, &["specification", "NUL"]);
@@ -212,7 +212,7 @@ fn bytes_that_lie_get_errors_with_the_name() {
     refuse(&bytes, &["specification", "NUL"]);
 }
 
-/// Every prefix is refused, and whatever is done to single bytes, the file is read or refused.
+/// Every prefix is refused. With any single byte changed the file is read or refused.
 #[test]
 fn damaged_bytes_never_panic() {
     for quantization in ["int8", "int16", "float16"] {

@@ -1,4 +1,4 @@
-//! GGUF: round trips, split sets, and files that lie.
+//! GGUF: round trips, split sets, and malformed files.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{check_tensors, has_parts};
@@ -11,7 +11,7 @@ fn parse(bytes: &[u8]) -> Result<Checkpoint> {
     gguf::parse(Map::from_slice(bytes), Path::new("some/model.gguf"))
 }
 
-/// The message of the error, which names the file.
+/// The error's message, which names the file.
 fn refusal(bytes: &[u8]) -> String {
     let message = parse(bytes).expect_err("should be refused").to_string();
     assert!(message.contains("model.gguf"), "{message}");
@@ -22,7 +22,7 @@ fn check_refusal(bytes: &[u8], parts: &[&str]) {
     has_parts(&refusal(bytes), parts);
 }
 
-/// What the reader promises of all that it accepts.
+/// Checks the reader's guarantees for every accepted file.
 fn check_promises(checkpoint: &Checkpoint) {
     check_tensors(checkpoint);
     for (_, value) in checkpoint.metadata.iter() {
@@ -76,7 +76,7 @@ fn small() -> Vec<u8> {
     body.finish().unwrap()
 }
 
-/// Header pieces by hand, for what the writer would not write.
+/// Parts of a header, assembled by hand to make files that the writer refuses.
 #[derive(Clone)]
 struct Raw {
     version: u32,
@@ -99,7 +99,7 @@ fn array(item_type: u32, n: u64, items: &[u8]) -> Vec<u8> {
     [&item_type.to_le_bytes()[..], &n.to_le_bytes(), items].concat()
 }
 
-/// Dimensions innermost first, as in the file.
+/// Adds a tensor; dimensions are innermost first, as in the file.
 fn tensor(name: &str, dims: &[u64], type_id: u32, offset: u64) -> Vec<u8> {
     let mut out = string(name.as_bytes());
     out.extend((dims.len() as u32).to_le_bytes());
@@ -181,7 +181,7 @@ fn everything_written_is_read() {
     }
 }
 
-/// Reading and writing again keeps the meaning: the second file reads as the first.
+/// Reading and writing again keeps the content: the second file reads like the first.
 #[test]
 fn a_file_survives_rewriting() {
     let first = parse(&small()).unwrap();
@@ -231,7 +231,7 @@ fn the_alignment_is_obeyed() {
     for bad in [0u32, 1, 4, 24, 33] {
         let raw = Raw::new().metadata("general.alignment", 4, &bad.to_le_bytes());
         match bad.is_power_of_two() {
-            // Not written, but read.
+            // Types that are read but not written.
             true => {
                 assert!(parse(&raw.tensor("w", &[4], 0, 0).tensor("v", &[1], 0, 16).data(20).bytes()).is_ok())
             }
@@ -351,7 +351,7 @@ fn tensors_that_are_no_weights_are_left_out_and_doubles_become_singles() {
             "last: no values (shape [0, 0, 7])"
         ]
     );
-    // Integers have their place in the file as weights have.
+    // Integer tensors need space in the file like weights.
     let outside = Raw::new().tensor("ids", &[9], 27, 0).data(64).bytes();
     check_refusal(&outside, &["\"ids\"", "72 bytes"]);
     check_refusal(&Raw::new().tensor("ids", &[1 << 62], 27, 0).data(64).bytes(), &["\"ids\""]);
@@ -382,12 +382,12 @@ fn bad_tensors_are_named() {
     check_refusal(&two("w", 64).bytes(), &["\"w\"", "second time"]);
     check_refusal(&two("v", 32).bytes(), &["\"v\"", "offset 32", "\"w\""]);
     check_refusal(&two("v", 0).bytes(), &["offset 0", "\"w\"", "\"v\""]);
-    // Order in the file is free.
+    // Tensors may have any order in the file.
     let swapped = Raw::new().tensor("w", &[8], 0, 64).tensor("v", &[16], 0, 0).data(96);
     assert_eq!(parse(&swapped.bytes()).unwrap().tensors[0].name, "w");
 }
 
-/// Whatever is done to a file, it is read or refused.
+/// Any damaged file is read or refused.
 #[test]
 fn flipped_bytes_never_panic() {
     let original = small();
@@ -399,7 +399,7 @@ fn flipped_bytes_never_panic() {
         state as usize
     };
     let mut n_accepted = 0;
-    // Every byte of the file at five values, then several at once.
+    // First every single byte with five values, then several bytes at once.
     let single = (0..original.len()).flat_map(|at| [0, 1, 9, 0x7f, 0xff].map(|value| vec![(at, value)]));
     let single: Vec<_> = single.collect();
     let many = (0..5000).map(|_| {
@@ -440,7 +440,7 @@ fn the_writer_refuses_nonsense() {
     assert!(error.contains("forgotten"), "{error}");
 }
 
-/// One file of a set with a tensor for each of `tensors`.
+/// One file of a set, with a tensor for each of `tensors`.
 fn shard(no: u16, count: u16, total: i32, tensors: &[&str]) -> Vec<u8> {
     let mut writer = Writer::new();
     if no == 0 {
@@ -465,7 +465,7 @@ fn a_split_set_is_one_checkpoint() {
     write(1, shard(0, 3, 4, &["a", "b"]));
     write(2, shard(1, 3, 4, &["c"]));
     write(3, shard(2, 3, 4, &["d"]));
-    // Any file of the set opens all of it.
+    // Any file of the set opens the whole set.
     for (i, access) in [(1, Access::Map), (3, Access::Read)] {
         let checkpoint = gguf::open(&path(i), access).unwrap();
         let names: Vec<&str> = checkpoint.tensors.iter().map(|t| t.name.as_str()).collect();
@@ -493,7 +493,7 @@ fn a_split_set_is_one_checkpoint() {
     std::fs::write(&odd, shard(0, 3, 4, &[])).unwrap();
     let error = gguf::open(&odd, Access::Map).unwrap_err().to_string();
     assert!(error.contains("-00001-of-00003.gguf"), "{error}");
-    // A count of 0 or 1 is a whole file, whatever its name.
+    // A count of 0 or 1 marks a whole file, whatever its name.
     for count in [0, 1] {
         std::fs::write(&odd, shard(0, count, 1, &["a"])).unwrap();
         assert_eq!(formats::open(&odd, Access::Map).unwrap().tensors.len(), 1);

@@ -1,4 +1,4 @@
-//! MLX's quantised folders: every width and group size against MLX, and configs that lie.
+//! MLX's quantised folders: every width and group size against MLX, and malformed configs.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::has_parts;
@@ -54,7 +54,7 @@ fn every_width_decodes_as_mlx_does_to_the_bit() {
     }
 }
 
-/// Rows of a matrix, and of a stack of them, are views with their own scales.
+/// Rows of a matrix, and of a stack, are views with their own scales.
 #[test]
 fn parts_of_a_tensor_have_their_part_of_the_scales() {
     let checkpoint = formats::open(&fixtures().join("mlx"), Access::Map).unwrap();
@@ -74,7 +74,7 @@ fn parts_of_a_tensor_have_their_part_of_the_scales() {
 
 type Part<'a> = (&'a str, Dtype, &'a [usize], usize);
 
-/// A folder with one file of these tensors (their last field is a number of bytes) and this config.
+/// A folder with this config and one file of these tensors, whose last field is a number of bytes.
 fn folder(config: &str, parts: &[Part]) -> tempfile::TempDir {
     let bytes = vec![0x3c; 1 << 12];
     let views = parts
@@ -92,7 +92,7 @@ fn open(config: &str, parts: &[Part]) -> Result<Checkpoint> {
 
 const CONFIG: &str = r#"{"quantization": {"group_size": 64, "bits": 4}}"#;
 
-/// A sound matrix `[2, 128]` of 4 bits.
+/// A valid matrix `[2, 128]` of 4 bits.
 const PARTS: [Part; 3] = [
     ("a.weight", Dtype::U32, &[2, 16], 128),
     ("a.scales", Dtype::BF16, &[2, 2], 8),
@@ -127,8 +127,8 @@ fn a_file_that_lies_gets_an_error_with_the_name() {
     let other_bits = r#"{"quantization": {"group_size": 64, "bits": 4, "a": {"bits": 8, "group_size": 64}}}"#;
     refuse(other_bits, &PARTS, &["a.scales", "[2, 1]", "8 bits"]);
     refuse(r#"{"quantization": {"bits": 4, "mode": "mxfp4"}}"#, &PARTS, &["mode", "mxfp4"]);
-    // Without the object these are tensors of integers and of floats.
+    // Without the object these are tensors of integers and floats.
     assert_eq!(open("{}", &PARTS).unwrap().tensors.len(), 2);
-    // And other integers are no business of it.
+    // Other integers are left out.
     assert!(open(CONFIG, &[("ids", Dtype::U32, &[3], 12)]).unwrap().tensors.is_empty());
 }

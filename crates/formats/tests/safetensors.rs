@@ -1,4 +1,4 @@
-//! safetensors: folders, files that lie, and agreement with the format's own crate on what a sound file is.
+//! safetensors: folders, malformed files, and agreement with the format's own crate on valid files.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::has_parts;
@@ -18,7 +18,7 @@ fn check_refusal(bytes: &[u8], parts: &[&str]) {
     has_parts(&message, &[&["model.safetensors"], parts].concat());
 }
 
-/// A file as the format's crate writes it.
+/// A file written by the format's own crate.
 fn written(tensors: &[(&str, Dtype, &[usize], &[u8])]) -> Vec<u8> {
     let views = tensors.iter().map(|(name, dtype, shape, data)| {
         (name.to_string(), TensorView::new(*dtype, shape.to_vec(), data).unwrap())
@@ -138,7 +138,7 @@ fn bad_headers_are_named() {
     assert!(parse(&raw("{}", 0)).unwrap().is_empty());
 }
 
-/// Whatever is done to a file, it is read or refused; and nothing is read that the format's own crate refuses.
+/// Any damaged file is read or refused, and files that the format's own crate refuses are refused.
 #[test]
 fn flipped_bytes_never_panic() {
     let original = small();

@@ -1,4 +1,4 @@
-//! whisper.cpp's ggml files, written here by the layout that its converter has.
+//! whisper.cpp's ggml files, written here in its converter's layout.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::has_parts;
@@ -6,7 +6,7 @@ use formats::whisper_cpp;
 use std::path::Path;
 use weights::{Access, BlockType, Checkpoint, Map, Naming, Result};
 
-/// A file in pieces, for what a sound one would not have.
+/// A file in parts, to make malformed ones.
 #[derive(Clone)]
 struct Raw {
     hyperparameters: [i32; 11],
@@ -19,14 +19,14 @@ fn ints(values: &[i32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// Dimensions innermost first, as in the file.
+/// Adds a tensor; dimensions are innermost first, as in the file.
 fn tensor(name: &str, dims: &[i32], id: i32, data: &[u8]) -> Vec<u8> {
     let header = ints(&[dims.len() as i32, name.len() as i32, id]);
     [header, ints(dims), name.as_bytes().to_vec(), data.to_vec()].concat()
 }
 
 impl Raw {
-    /// Tiny's numbers, with quantised weights of version 2.
+    /// The hyperparameters of the tiny model, with quantised weights of version 2.
     fn new() -> Raw {
         Raw {
             hyperparameters: [51865, 1500, 384, 6, 4, 448, 384, 6, 4, 80, 2008],
@@ -124,7 +124,7 @@ fn damaged_bytes_never_panic() {
     let original = Raw::new().bytes();
     let mut n_accepted = 0;
     for at in 0..original.len() {
-        // A file may end after any of its tensors, and nowhere else.
+        // A file may end after any tensor, and nowhere else.
         _ = parse(&original[..at]);
         for value in [0, 1, 0x7f, 0x80, 0xff] {
             let mut bytes = original.clone();

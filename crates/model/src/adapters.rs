@@ -1,11 +1,13 @@
-//! Adapters of low rank (LoRA; Hu and others, 2021), beside a model's matrices: `out = x W^T + s (x A^T) B^T`.
+//! LoRA adapters (Hu et al. 2021) beside a model's matrices: `out = x W^T + s (x A^T) B^T`.
 //!
-//! Files are PEFT's folders (adapter_config.json and adapter_model.safetensors) and llama.cpp's GGUF adapters. Each is read under
-//! its own names, whichever names the model's files have; where the two conventions rotate other columns together, the rows of B
-//! for queries and keys are brought into the model's order.
+//! Supported files are PEFT's folders (adapter_config.json and adapter_model.safetensors) and
+//! llama.cpp's GGUF adapters. An adapter is read by its own names, whatever the model's naming. If
+//! the two conventions pair other columns under RoPE, the rows of B for queries and keys are
+//! reordered.
 //!
-//! In the plan an adapted matrix has two stacks beside it, of all A and of all B, from which each row takes those of its span's
-//! adapter. The first of each stack is zeros: no adapter. Ranks are filled up with zeros to the largest; `s` is in B.
+//! In the plan an adapted matrix has two stacks, one of all A and one of all B. Each row uses the
+//! matrices of its span's adapter. The first of each stack is zeros, for no adapter. Ranks are
+//! padded with zeros to the largest; `s` is multiplied into B.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -17,28 +19,28 @@ use crate::names::{MODEL_PREFIXES, TensorName, TensorRole};
 use crate::spec::ModelSpec;
 use crate::tensors::{Tensors, shape};
 
-/// An adapter that was opened.
+/// An open adapter.
 #[derive(Clone, Debug)]
 pub struct Adapter {
-    /// What requests call it.
+    /// Name of the adapter in requests.
     pub name: String,
-    /// Its tensors, and what its files say of them.
+    /// Tensors and metadata of the adapter's files.
     pub checkpoint: Checkpoint,
-    /// Factor on what it adds; 1 for most.
+    /// Factor on the adapter's contribution; mostly 1.
     pub factor: f32,
 }
 
-/// What the files of an adapter say of how it is scaled.
+/// The scaling in an adapter's files.
 struct Scaling {
-    /// `None`: nothing is divided by the rank.
+    /// Numerator of `s`; `None`: `s` is 1.
     alpha: Option<f64>,
-    /// Alpha of modules whose names end so.
+    /// Alpha of modules by the end of their names.
     patterns: Vec<(String, f64)>,
-    /// Divided by the root of the rank, instead of the rank.
+    /// True if alpha is divided by the square root of the rank; false if by the rank.
     by_root: bool,
 }
 
-/// Names that PEFT puts before those of the model.
+/// Prefixes that PEFT adds to the model's names.
 const PEFT_PREFIXES: [&str; 2] = ["base_model.model.", ""];
 
 /// The tensors of one adapter while a plan is built.
@@ -56,16 +58,16 @@ pub(crate) struct Adapters<'a>(Vec<Opened<'a>>);
 pub(crate) struct Target<'m> {
     pub spec: &'m ModelSpec,
     pub tensors: &'m Tensors<'m>,
-    /// What it is, in which layer.
+    /// Role and layer of the matrix.
     pub role: TensorRole,
     pub layer: Option<usize>,
-    /// `(n_out, n_in)`
+    /// Rows and columns of the matrix, `(n_out, n_in)`.
     pub n_out: usize,
     pub n_in: usize,
 }
 
-/// `A (rank, n_in)` and `B (n_out, rank)` of one adapter, `s` in B.
-struct Pair {
+/// `A (rank, n_in)` and `B (n_out, rank)` of one adapter, with `s` in B.
+struct AdapterPair {
     rank: usize,
     a: Vec<f32>,
     b: Vec<f32>,
@@ -81,12 +83,12 @@ impl<'a> Adapters<'a> {
         Ok(Adapters(adapters.iter().map(open).collect::<Result<_>>()?))
     }
 
-    /// Adapters, the one that changes nothing included.
+    /// Number of adapters, including the one of zeros.
     pub fn n(&self) -> usize {
         self.0.len() + 1
     }
 
-    /// The stacks of a matrix's A and B; `None`: no adapter changes it.
+    /// The stacks of all A and all B for a matrix; `None` if no adapter changes it.
     pub fn stacks(&mut self, target: &Target<'_>) -> Result<Option<[Weight; 2]>> {
         let Target { role, layer, n_out, n_in, .. } = *target;
         let pairs = self.0.iter_mut().map(|one| one.pair(target)).collect::<Result<Vec<_>>>()?;
@@ -103,7 +105,7 @@ impl<'a> Adapters<'a> {
         };
         let (mut down, mut up) = (Vec::new(), Vec::new());
         for pair in pairs {
-            let Some(Pair { rank: own, a, b }) = pair else {
+            let Some(AdapterPair { rank: own, a, b }) = pair else {
                 down.push(None);
                 up.push(None);
                 continue;
@@ -120,7 +122,7 @@ impl<'a> Adapters<'a> {
         Ok(Some([stack("A", [rank, n_in], down), stack("B", [n_out, rank], up)]))
     }
 
-    /// That every tensor of every adapter was taken.
+    /// Checks that every tensor of every adapter was used.
     pub fn finish(&self) -> Result<()> {
         for one in &self.0 {
             let unused = one.by_name.keys().filter(|name| !one.used.contains(*name));
@@ -153,9 +155,9 @@ impl<'a> Opened<'a> {
         bad(self.adapter, what, found, expected)
     }
 
-    /// The pair of a matrix, if the adapter has one.
-    fn pair(&mut self, target: &Target<'_>) -> Result<Option<Pair>> {
-        // A tied head is the embedding's matrix, but has an adapter of its own.
+    /// The matrices of this adapter for one of the model's, if it has them.
+    fn pair(&mut self, target: &Target<'_>) -> Result<Option<AdapterPair>> {
+        // A tied head is the embedding's matrix, but an adapter stores it as the head.
         let is_embedding = target.role == TensorRole::TokenEmbedding;
         let role = if is_embedding { TensorRole::Output } else { target.role };
         let Target { spec, layer, n_out, n_in, .. } = *target;
@@ -180,14 +182,14 @@ impl<'a> Opened<'a> {
         let order = self.order(target)?;
         let mine: Vec<&[f32]> = mine.collect();
         let ordered = order.into_iter().flat_map(|from| mine.get(from).copied().unwrap_or_default());
-        let pair = Pair { rank: *rank, a: a.to_f32(), b: ordered.map(|v| v * scale).collect() };
+        let pair = AdapterPair { rank: *rank, a: a.to_f32(), b: ordered.map(|v| v * scale).collect() };
         if pair.b.len() != n_out * rank || pair.a.iter().chain(&pair.b).any(|v| !v.is_finite()) {
             return Err(self.bad(module, "values that are not finite", "finite numbers"));
         }
         Ok(Some(pair))
     }
 
-    /// Module, row of the table and both matrices of the adapter for a matrix.
+    /// The module, the row of the table and both matrices of the adapter for a matrix.
     fn find(&mut self, target: &Target<'_>) -> Option<(String, &'static TensorName, [&'a Tensor; 2])> {
         let (naming, layer) = (self.adapter.checkpoint.naming, target.layer);
         for row in target.tensors.rows(target.role) {
@@ -213,7 +215,7 @@ impl<'a> Opened<'a> {
         None
     }
 
-    /// Which row of the adapter's B is each row of the model's matrix.
+    /// For each row of the model's matrix, its row in the adapter's B.
     fn order(&self, target: &Target<'_>) -> Result<Vec<usize>> {
         let Target { spec, role, layer, n_out, .. } = *target;
         let naming = self.adapter.checkpoint.naming;
@@ -222,16 +224,15 @@ impl<'a> Opened<'a> {
         let as_they_are = || (0..n_out).collect::<Vec<_>>();
         let Some(layer) = layer.filter(|_| naming != spec.naming) else { return Ok(as_they_are()) };
         if layer.recurrent.is_some() && !is_dense(role) {
-            let expected =
-                "an adapter in the names of the model's own files: converting reorders these matrices";
+            let expected = "an adapter with the names of the model's own files, because converting reorders these matrices";
             return Err(self.bad(role.what(), "a recurrent layer's matrix", expected));
         }
         if theirs == spec.rope_style || !matches!(role, TensorRole::AttnQ | TensorRole::AttnK) {
             return Ok(as_they_are());
         }
         if spec.family.attention_gate || layer.latent.is_some() {
-            let expected = "an adapter in the names of the model's own files";
-            return Err(self.bad(role.what(), "queries with a gate, or of latents", expected));
+            let expected = "an adapter with the names of the model's own files";
+            return Err(self.bad(role.what(), "queries with a gate, or latent queries", expected));
         }
         let head = layer.head_dim.max(1);
         let n_dims = layer.rope.as_ref().map_or(head, |r| r.n_dims);
@@ -248,8 +249,7 @@ impl<'a> Opened<'a> {
     }
 }
 
-/// Whether a matrix is one of the feed-forward network or of attention, which converting leaves as it is or reorders as
-/// [`Opened::order`] knows.
+/// True for matrices that converters leave unchanged or reorder as [`Opened::order`] does.
 fn is_dense(role: TensorRole) -> bool {
     use TensorRole::*;
     matches!(role, AttnQ | AttnK | AttnV | AttnOut | FfnGate | FfnUp | FfnDown | Router | Output)
@@ -313,7 +313,7 @@ impl Scaling {
         Ok(Scaling { alpha: Some(alpha), patterns, by_root })
     }
 
-    /// `s` of a module.
+    /// The factor `s` of a module.
     fn of(&self, module: &str, rank: usize) -> f64 {
         let Some(alpha) = self.alpha else { return 1.0 };
         let ends = |pattern: &str| {
@@ -326,7 +326,8 @@ impl Scaling {
     }
 }
 
-/// `alpha_pattern`: ends of names, which PEFT takes for regular expressions. Those that are more than names are refused.
+/// The ends of module names in `alpha_pattern`. PEFT reads them as regular expressions; other
+/// expressions are refused.
 fn patterns(adapter: &Adapter, metadata: &Metadata) -> Result<Vec<(String, f64)>> {
     let mut patterns = Vec::new();
     for (key, _) in metadata.iter() {

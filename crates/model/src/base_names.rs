@@ -1,21 +1,24 @@
-//! Files that BaseRT wrote: what a GGUF file holds, under other names.
+//! BaseRT files: the content of a GGUF file under other names.
 //!
-//! BaseRT's converter stores rows of queries and keys, and weights of norms, as GGUF does, whatever it converted from; its
-//! names are close to Hugging Face's, and its `config` has keys of its own next to config.json's. So such a checkpoint is
-//! read as a GGUF file: renamed, its fused matrices split into views of their rows. Nothing is copied.
+//! BaseRT's converter stores query and key rows and norm weights as GGUF does, whatever the source.
+//! Its names are close to Hugging Face's, and its `config` has its own keys beside config.json's.
+//! So such a checkpoint is renamed and read as a GGUF file, and its fused matrices become views of
+//! their rows. Nothing is copied.
 //!
-//! Names and keys are those of `base-arch` and `base-convert` in <https://github.com/basecompute/baseRT>; files from GGUF
-//! and from Hugging Face checkpoints differ in two names of norms, and both are known here.
+//! Names and keys are those of `base-arch` and `base-convert` in
+//! <https://github.com/basecompute/baseRT>. Files converted from GGUF and from Hugging Face differ
+//! in two names of norms; both are known here.
 use weights::{Array, Checkpoint, Metadata, Naming, Tensor, Value};
 
 use crate::error::{Error, Result};
 use crate::keys::show;
 use crate::sampling::SamplingAdvice;
 
-/// The key that says which architecture it is.
+/// The key of the architecture.
 const ARCH: &str = "base.arch";
 
-/// The header's names of architectures, and the tensor of the first layer that tells those apart which share one.
+/// Architecture in the header, a tensor of the first layer that tells apart architectures of one
+/// name, and GGUF's architecture.
 const ARCHITECTURES: &[(&str, &str, &str)] = &[
     ("llama", "", "llama"),
     ("qwen", "layers.0.self_attn.q_norm.weight", "qwen3"),
@@ -25,7 +28,8 @@ const ARCHITECTURES: &[(&str, &str, &str)] = &[
     ("gemma3", "", "gemma3"),
 ];
 
-/// Keys of `config`, and what follows the architecture in GGUF's. Of those with the same meaning the first counts.
+/// Keys of `config`, and GGUF's keys after the architecture. Of keys with the same meaning, the
+/// first one present is used.
 const KEYS: &[(&str, &str)] = &[
     ("num_hidden_layers", "block_count"),
     ("hidden_size", "embedding_length"),
@@ -47,17 +51,17 @@ const KEYS: &[(&str, &str)] = &[
     ("logit_softcap", "final_logit_softcapping"),
 ];
 
-/// Positions of a file that does not say how many it was trained for, as files from GGUF do not.
+/// Context of a file that does not store it, as files from GGUF do not.
 const USUAL_CONTEXT: i128 = 4096;
 
-/// Names outside the layers.
+/// Names of tensors outside the layers.
 const OUTER: &[(&str, &str)] = &[
     ("embed_tokens.weight", "token_embd.weight"),
     ("final_norm.weight", "output_norm.weight"),
     ("lm_head.weight", "output.weight"),
 ];
 
-/// Names in a layer, without `.weight` or `.bias`.
+/// Names of tensors in a layer, without `.weight` or `.bias`.
 const INNER: &[(&str, &str)] = &[
     ("input_norm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -75,17 +79,19 @@ const INNER: &[(&str, &str)] = &[
     ("mlp.down_proj", "ffn_down"),
 ];
 
-/// Matrices that hold the rows of several, one after the other.
+/// Fused matrices, which hold the rows of several.
 const FUSED: &[(&str, &[&str])] = &[
     ("self_attn.qkv_proj", &["attn_q", "attn_k", "attn_v"]),
     ("attn.qkv_proj", &["attn_q", "attn_k", "attn_v"]),
     ("mlp.gate_up_proj", &["ffn_gate", "ffn_up"]),
 ];
 
-/// The checkpoint with GGUF's names, every tensor a view of the same bytes. `None` if its names are not BaseRT's.
+/// The checkpoint under GGUF names, with every tensor a view of the same bytes. `None` if its names
+/// are not BaseRT's.
 ///
 /// # Errors
-/// An architecture or a scaling of rotations that is not built, or a fused matrix whose rows are not what the heads say.
+/// An unsupported architecture or RoPE scaling, or a fused matrix whose rows do not match the
+/// heads.
 pub fn from_base(checkpoint: &Checkpoint) -> Result<Option<Checkpoint>> {
     if checkpoint.naming != Naming::Base {
         return Ok(None);
@@ -124,7 +130,7 @@ fn metadata(config: &Metadata, architecture: &str) -> Result<Metadata> {
             metadata.insert(format!("{architecture}.{to}"), value.clone());
         }
     }
-    // 0 is how the header says that a number is not known.
+    // The header stores 0 for an unknown context.
     let context = format!("{architecture}.context_length");
     metadata.insert(context, Value::Int(USUAL_CONTEXT));
     let factor = config.f64("rope_scaling_factor").unwrap_or(1.0);
@@ -138,7 +144,7 @@ fn metadata(config: &Metadata, architecture: &str) -> Result<Metadata> {
             return Err(Error::BadKey {
                 key: "rope_scaling_type".to_owned(),
                 found: format!("{other:?}"),
-                expected: "linear or none, in a file with these names".to_owned(),
+                expected: "linear or no scaling".to_owned(),
             });
         }
     }
@@ -152,7 +158,7 @@ fn rename(tensor: &Tensor, config: &Metadata, out: &mut Vec<Tensor>) -> Result<(
         out.push(renamed((*name).to_owned()));
         return Ok(());
     }
-    // What is not known keeps its name, and is listed as unused.
+    // An unknown tensor keeps its name, and is listed as unused.
     let keep = |out: &mut Vec<Tensor>| out.push(tensor.clone());
     let parts = tensor.name.strip_prefix("layers.").and_then(|rest| {
         let (layer, name) = rest.split_once('.')?;
@@ -173,7 +179,7 @@ fn rename(tensor: &Tensor, config: &Metadata, out: &mut Vec<Tensor>) -> Result<(
     Ok(())
 }
 
-/// A view for each of the matrices that the tensor holds.
+/// Adds a view for each matrix that a fused tensor holds.
 fn split(
     tensor: &Tensor,
     layer: usize,
@@ -201,7 +207,7 @@ fn split(
     } else {
         vec![either("per_layer_ffn", "intermediate_size")?; 2]
     };
-    // A bias has a row for each value.
+    // A bias has one row for each value.
     let is_vector = tensor.shape.len() == 1;
     let n_rows = tensor.shape.first().copied().unwrap_or(0);
     let bad = || Error::BadTensor {

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use device::OutputKind;
+use device::{OutputKind, RopeStyle};
 
 use crate::descriptor::{NormKind, NormPlaces, QkNorm, RecurrentKind};
 use crate::error::naming_word;
 use crate::spec::{LayerSpec, ModelSpec};
 
-/// Numbers of parameters as people write them: `134.5 M`.
+/// A number of parameters in a short form: `134.5 M`.
 fn short_count(n: u64) -> String {
     match n {
         0..1_000_000 => format!("{:.1} k", n as f64 / 1e3),
@@ -37,6 +37,42 @@ fn norms(places: NormPlaces) -> &'static str {
         (true, true) => "before and after each branch",
         (false, false) => "none",
     }
+}
+
+/// A line about the layers `members`, which are all like `kind`.
+fn layers(kind: &LayerSpec, members: &[usize], style: RopeStyle) -> String {
+    let rope = kind.rope.as_ref().map_or("none".to_owned(), |r| format!("{:?}, {r}", style));
+    let sees = kind.window.map_or("all positions".to_owned(), |w| format!("a window of {w}"));
+    let mut network = match kind.ffn {
+        0 => String::new(),
+        ffn => format!(", feed-forward {ffn}"),
+    };
+    if let Some(e) = kind.experts {
+        network.push_str(&format!(", {} of {} experts of {}", e.n_used, e.n, e.ffn));
+    }
+    if let Some(cutoff) = kind.cutoff {
+        network.push_str(&format!(" of gates from {cutoff:.2} deviations on"));
+    }
+    if let Some(from) = kind.kv_from {
+        network.push_str(&format!(", keys and values of layer {from}"));
+    }
+    let attention = match kind.attends {
+        true => format!(
+            "{} query and {} KV heads of {}, sees {sees}, scale {}",
+            kind.n_heads, kind.n_kv_heads, kind.head_dim, kind.attention_scale
+        ),
+        false => String::new(),
+    };
+    let recurrence = kind.recurrent.map_or(String::new(), |r| match r.kind {
+        RecurrentKind::ShortConv => format!("short convolution over {} positions", r.conv_size),
+        RecurrentKind::GatedDelta | RecurrentKind::SelectiveScan => format!(
+            "{:?}, {} heads in {} groups, states of {} by {}",
+            r.kind, r.n_heads, r.n_groups, r.rows, r.head_dim
+        ),
+    });
+    let mixers: Vec<String> = [attention, recurrence].into_iter().filter(|mixer| !mixer.is_empty()).collect();
+    let rotation = if kind.attends { format!(", rotation: {rope}") } else { String::new() };
+    format!("{}: {}{network}{rotation}", ranges(members), mixers.join(" and "))
 }
 
 impl fmt::Display for ModelSpec {
@@ -73,7 +109,7 @@ impl fmt::Display for ModelSpec {
         let gate = if self.family.gated { "gated " } else { "" };
         line("feed-forward", format!("{gate}{:?}", self.activation))?;
         let head = match (self.family.output, self.tied_head) {
-            (OutputKind::Hidden, _) => "none: it gives hidden states",
+            (OutputKind::Hidden, _) => "none (hidden states)",
             (_, true) => "the embedding",
             (_, false) => "its own",
         };
@@ -91,7 +127,7 @@ impl fmt::Display for ModelSpec {
             }
         }
         if self.next_layer.is_some() || self.n_next > 0 {
-            line("predicts", "one token more, by a layer of its own (--mtp)".to_owned())?;
+            line("predicts", "one more token with its own layer (--mtp)".to_owned())?;
         }
         if self.per_layer_width > 0 {
             line("per-layer inputs", format!("{} columns", self.per_layer_width))?;
@@ -105,7 +141,7 @@ impl fmt::Display for ModelSpec {
                 line(name, cap.to_string())?;
             }
         }
-        // Layers of the same kind share a line.
+        // Equal layers share a line.
         let mut kinds: Vec<(&LayerSpec, Vec<usize>)> = Vec::new();
         for (l, layer) in self.layers.iter().enumerate() {
             match kinds.iter_mut().find(|(kind, _)| *kind == layer) {
@@ -114,47 +150,14 @@ impl fmt::Display for ModelSpec {
             }
         }
         for (kind, members) in kinds {
-            let rope =
-                kind.rope.as_ref().map_or("none".to_owned(), |r| format!("{:?}, {r}", self.rope_style));
-            let sees = kind.window.map_or("all positions".to_owned(), |w| format!("a window of {w}"));
-            let mut network = match kind.ffn {
-                0 => String::new(),
-                ffn => format!(", feed-forward {ffn}"),
-            };
-            if let Some(e) = kind.experts {
-                network.push_str(&format!(", {} of {} experts of {}", e.n_used, e.n, e.ffn));
-            }
-            if let Some(cutoff) = kind.cutoff {
-                network.push_str(&format!(" of gates from {cutoff:.2} deviations on"));
-            }
-            if let Some(from) = kind.kv_from {
-                network.push_str(&format!(", keys and values of layer {from}"));
-            }
-            let attention = match kind.attends {
-                true => format!(
-                    "{} query and {} KV heads of {}, sees {sees}, scale {}",
-                    kind.n_heads, kind.n_kv_heads, kind.head_dim, kind.attention_scale
-                ),
-                false => String::new(),
-            };
-            let recurrence = kind.recurrent.map_or(String::new(), |r| match r.kind {
-                RecurrentKind::ShortConv => format!("short convolution over {} positions", r.conv_size),
-                RecurrentKind::GatedDelta | RecurrentKind::SelectiveScan => format!(
-                    "{:?}, {} heads in {} groups, states of {} by {}",
-                    r.kind, r.n_heads, r.n_groups, r.rows, r.head_dim
-                ),
-            });
-            let mixers: Vec<String> =
-                [attention, recurrence].into_iter().filter(|mixer| !mixer.is_empty()).collect();
-            let rotation = if kind.attends { format!(", rotation: {rope}") } else { String::new() };
-            let value = format!("{}: {}{network}{rotation}", ranges(&members), mixers.join(" and "));
+            let value = layers(kind, &members, self.rope_style);
             line(if members.len() == 1 { "layer" } else { "layers" }, value)?;
         }
         if !self.unused_tensors.is_empty() {
             line("unused tensors", self.unused_tensors.len().to_string())?;
         }
         if let Some(encoder) = &self.encoder {
-            write!(f, "attends to its\n{encoder}")?;
+            write!(f, "encoder:\n{encoder}")?;
         }
         Ok(())
     }

@@ -1,109 +1,115 @@
-//! What sets one family of models apart from another, as plain data.
+//! Differences between families of models, as plain data.
 //!
-//! A descriptor says what a family *is*; a [`crate::ModelSpec`] adds the numbers of one checkpoint. The plan builder
-//! reads fields, never names. A new field gets its neutral value in [`ArchDescriptor::DENSE`], and no family that does not
-//! use it changes.
+//! A descriptor states what a family *is*; a [`crate::ModelSpec`] adds the numbers of one
+//! checkpoint. The plan builder reads fields and never names. A new field gets its neutral value in
+//! [`ArchDescriptor::DENSE`], so that other families stay unchanged.
 
 use device::{Activation, OutputKind, RopeStyle, RouterScores};
 use weights::Naming;
 
 use crate::names::{Key, KeyNames, TensorName, TensorRole};
 
-/// A value that depends on who wrote the file.
+/// A value that depends on the convention of the file's names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PerNaming<T> {
-    /// In GGUF files.
+    /// The value for GGUF files.
     pub gguf: T,
-    /// In Hugging Face checkpoints, and in all others.
+    /// The value for Hugging Face checkpoints and all other files.
     pub hf: T,
 }
 
 impl<T: Copy> PerNaming<T> {
-    /// The same for both.
+    /// One value for all files.
     pub const fn both(value: T) -> PerNaming<T> {
         PerNaming { gguf: value, hf: value }
     }
 
-    /// The one for a naming.
+    /// The value for a naming.
     pub const fn of(&self, naming: Naming) -> T {
         match naming {
             Naming::Gguf => self.gguf,
-            _ => self.hf,
+            Naming::HuggingFace | Naming::Base | Naming::CTranslate2 | Naming::WhisperCpp => self.hf,
         }
     }
 }
 
-/// Where a layer has norms. Pre-norms stand on the branch's input, post-norms on its output, before the residual is added.
+/// Places of norms in a layer. Pre-norms apply to a branch's input, post-norms to its output before
+/// the residual is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormPlaces {
-    /// Before attention.
+    /// True if attention has a pre-norm.
     pub pre_attention: bool,
-    /// After attention's output projection.
+    /// True if attention has a post-norm, after the output projection.
     pub post_attention: bool,
-    /// Before the feed-forward network.
+    /// True if the feed-forward network has a pre-norm.
     pub pre_ffn: bool,
-    /// After its down projection.
+    /// True if the feed-forward network has a post-norm, after the down projection.
     pub post_ffn: bool,
 }
 
 impl NormPlaces {
-    /// Before each branch.
+    /// Pre-norms only.
     pub const PRE: NormPlaces =
         NormPlaces { pre_attention: true, post_attention: false, pre_ffn: true, post_ffn: false };
-    /// After each branch.
+    /// Post-norms only.
     pub const POST: NormPlaces =
         NormPlaces { pre_attention: false, post_attention: true, pre_ffn: false, post_ffn: true };
-    /// Before and after each branch.
+    /// Pre-norms and post-norms.
     pub const SANDWICH: NormPlaces =
         NormPlaces { pre_attention: true, post_attention: true, pre_ffn: true, post_ffn: true };
 }
 
-/// Norms of queries and keys, before their rotation.
+/// Norms of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
-    /// None.
+    /// No norms.
     None,
-    /// Each head by itself, all with the same weight `(head_dim)`.
+    /// Each head is normalised alone, all heads with one weight `(head_dim)`.
     PerHead,
-    /// All heads of a token together, weight `(n_heads * head_dim)`.
+    /// All heads of a token are normalised together, with a weight `(n_heads * head_dim)`.
     WholeRow,
-    /// Each head by itself, without a weight, in layers that rotate.
+    /// Each head is normalised alone, without a weight, in layers with RoPE.
     PlainWhereTurning,
 }
 
-/// Where experts stand in a layer that has them.
+/// Place of the experts in a layer that has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertPlace {
-    /// Nowhere; a checkpoint that has some is refused.
+    /// No experts; a checkpoint with experts is refused.
     Nowhere,
-    /// In place of the dense network, of the same normalised input.
+    /// Experts replace the dense network and read the same normalised input.
     Instead,
-    /// The same, with shared experts that every row goes through, added as they are.
+    /// Experts replace the dense network; the outputs of shared experts, which every row runs
+    /// through, are added.
     WithPlainShared,
-    /// The same, with a shared expert that every row goes through, weighed by the sigmoid of a product with its input.
+    /// Experts replace the dense network; the output of a shared expert is added, times the sigmoid
+    /// of a projection of its input.
     WithShared,
-    /// The same with a shared expert that is added as it is, in layers that have experts; the others are dense.
+    /// Experts replace the dense network in some layers, and the output of a shared expert is added
+    /// there. The other layers are dense.
     BesideShared,
-    /// Next to the dense network, which has a norm after it; so have the experts, and one before. The router reads the
-    /// residual stream, normalised without a weight and scaled by `1 / sqrt(hidden)` and factors of its own.
+    /// Experts run beside the dense network. Both have a post-norm, and the experts have a pre-norm
+    /// of their own. The router reads the residual stream, normalised without a weight and scaled
+    /// by `1 / sqrt(hidden)` and its own factors.
     Beside,
 }
 
-/// Recurrent layers: their memory of a sequence is a state of fixed size.
+/// Recurrent layers, which keep a state of fixed size for each sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recurrent {
-    /// Which recurrence.
+    /// The kind of recurrence.
     pub kind: RecurrentKind,
-    /// Which layers are.
+    /// The layers that are recurrent.
     pub place: RecurrentPlace,
-    /// Head `h` has the key head `h % n`, and not `h / (n_heads / n)`: where the heads of values were reordered.
+    /// True if head `h` has the key head `h % n`; false if it has `h / (n_heads / n)`. Converters
+    /// reorder value heads in some files.
     pub tiled: PerNaming<bool>,
-    /// Each row of a state decays by itself (Kimi Delta Attention, 2025). Steps and the gate come through as many columns as a head
-    /// has, and the gate is a sigmoid.
+    /// True if each row of a state has its own decay (Kimi Delta Attention, 2025). Steps and the
+    /// gate are then projected through `head_dim` columns, and the gate is a sigmoid.
     pub by_rows: bool,
 }
 
-/// Which recurrence.
+/// The kind of recurrence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecurrentKind {
     /// A short convolution between two gates.
@@ -114,216 +120,231 @@ pub enum RecurrentKind {
     SelectiveScan,
 }
 
-/// Which layers are recurrent.
+/// The layers that are recurrent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecurrentPlace {
-    /// Those that have its tensors; the others attend.
+    /// Layers with tensors of a recurrence are recurrent; the others attend.
     InsteadOfAttention,
-    /// All, and all attend, too: both read the same norm, and what they give is added.
+    /// All layers are recurrent and attend. Both read the same norm, and their outputs are added.
     BesideAttention,
-    /// All; none attends.
+    /// All layers are recurrent; none attends.
     Everywhere,
-    /// A layer is either recurrent, or attention, or a feed-forward network, as its tensors say.
+    /// Each layer is a recurrence, attention or a feed-forward network, as its tensors show.
     OneMixer,
 }
 
-/// What embeddings are multiplied by where the checkpoint does not say.
+/// Factor on embeddings if the checkpoint does not store one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmbeddingScale {
-    /// 1
+    /// Factor 1.
     One,
-    /// The square root of the hidden size.
+    /// Square root of the hidden size.
     SqrtHidden,
 }
 
-/// What attention scores are multiplied by where the checkpoint does not say.
+/// Factor on attention scores if the checkpoint does not store one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionScale {
     /// `1 / sqrt(head_dim)`
     HeadDim,
-    /// 1: norms of queries and keys do it.
+    /// Factor 1: the norms of queries and keys replace scaling.
     One,
-    /// `1 / sqrt(hidden / n_heads)` in the checkpoint with this many layers, `1 / sqrt(head_dim)` in all others:
-    /// files of these families leave the number out, and the largest model differs.
+    /// `1 / sqrt(hidden / n_heads)` in the checkpoint with `n_layers` layers, and `1 /
+    /// sqrt(head_dim)` in all others. Files of these families lack the key, and the largest model
+    /// differs.
     HiddenPerHead {
-        /// The layers of the one that differs.
+        /// Layers of the checkpoint that differs.
         n_layers: usize,
     },
 }
 
-/// Which layers see a sliding window only, where the checkpoint does not list them. It names the window itself.
+/// Layers with a sliding window, if the checkpoint does not list them. The checkpoint stores the
+/// window's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowPattern {
-    /// All, if the checkpoint has a window.
+    /// All layers, if the checkpoint has a window.
     All,
-    /// All but every n-th: layer `l` sees everything if `(l + 1) % n == 0`.
+    /// All but every n-th layer: layer `l` has full attention if `(l + 1) % n == 0`.
     FullEvery(usize),
-    /// All but every n-th from the first on: layer `l` sees everything if `l % n == 0`.
+    /// All but every n-th layer, counted from the first: layer `l` has full attention if `l % n ==
+    /// 0`.
     FullFirst(usize),
-    /// Those from the layer that the checkpoint names, [`Key::FirstWindowLayer`], on.
+    /// Layers from [`Key::FirstWindowLayer`] on.
     FromKey,
 }
 
-/// Which layers scale queries by their position: `1 + beta * ln(1 + floor((position + offset) / length))`.
+/// Layers that scale queries by their position: `1 + beta * ln(1 + floor((position + offset) /
+/// length))`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Temperature {
-    /// None.
+    /// No layer.
     None,
-    /// All; positions count from 0.
+    /// All layers; positions count from 0.
     All,
-    /// Those that do not rotate; positions count from 1.
+    /// Layers without RoPE; positions count from 1.
     WithoutRotation,
 }
 
-/// The kind of its norms.
+/// The kind of norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
-    /// By the root mean square.
+    /// RMS norm.
     Rms,
-    /// By mean and variance, with a bias.
+    /// Layer norm, with a bias.
     Layer,
 }
 
-/// A convolution over the rows of the input, `(n_out, n_in, size)`, followed by the activation. The rows are padded with
-/// zeros, `(size - 1) / 2` at both ends.
+/// A convolution over input rows with a weight `(n_out, n_in, size)`, followed by the activation.
+/// `(size - 1) / 2` rows of zeros pad both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Convolution {
-    /// Its weight; the bias has the same name.
+    /// Role of the weight; the bias has the same name.
     pub role: TensorRole,
-    /// Rows that it sees at a time; odd.
+    /// Rows in the window; odd.
     pub size: usize,
-    /// Rows that it moves on by.
+    /// Rows between two windows.
     pub stride: usize,
 }
 
-/// One family.
+/// A family of models.
 #[derive(Clone, Copy, Debug)]
 pub struct ArchDescriptor {
-    /// One word, unique.
+    /// Unique name, one word.
     pub name: &'static str,
-    /// For people.
+    /// Name for people.
     pub title: &'static str,
-    /// Values of `general.architecture` (GGUF) that select it.
+    /// Values of `general.architecture` (GGUF) that select the family.
     pub gguf: &'static [&'static str],
-    /// Values of `model_type` (config.json) that select it.
+    /// Values of `model_type` (config.json) that select the family.
     pub hf: &'static [&'static str],
-    /// The value under which GGUF files hold it, where that is another family's: the two differ in their usual numbers only.
+    /// Value of `general.architecture` to write, if it is another family's. The two families then
+    /// differ only in their default numbers.
     pub gguf_as: Option<&'static str>,
-    /// Names of the specification in model.bin (CTranslate2) that select it.
+    /// Names of the specification in model.bin (CTranslate2) that select the family.
     pub ctranslate2: &'static [&'static str],
-    /// Whether it is what whisper.cpp's files hold: they do not say.
+    /// True if whisper.cpp files hold this family; they name none.
     pub whisper_cpp: bool,
 
-    /// Numbers that it calls otherwise than most.
+    /// Numbers with key names other than the tables'.
     pub keys: &'static [KeyNames],
-    /// Settings that a file may have and that must then be these: what they would ask for is not built.
+    /// Settings with the only supported value of each. A file may leave them out.
     pub settings: &'static [(&'static str, i128)],
-    /// Tables of tensor names, in [`crate::names`]; the first that has a tensor of the file wins.
+    /// Tables of tensor names, in [`crate::names`]. For each role the first table with rows for it
+    /// is used.
     pub tensors: &'static [&'static [TensorName]],
-    /// Numbers that a checkpoint leaves out where they are the usual ones.
+    /// Default numbers, which checkpoints leave out.
     pub defaults: PerNaming<&'static [(Key, f64)]>,
 
-    /// Where a layer has norms.
+    /// Places of norms in a layer.
     pub norms: NormPlaces,
-    /// Added to norm weights at load: some files store the weight less 1.
+    /// Offset added to norm weights at load: some files store the weight less 1.
     pub norm_offset: PerNaming<f32>,
 
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
-    /// Some checkpoints have none of them: those whose metadata says so, or says nothing and whose first layer lacks them.
+    /// True if some checkpoints lack these norms: the metadata says so, or the first layer has no
+    /// such tensors.
     pub qk_norm_may_lack: bool,
-    /// GGUF files do not say whether they have them: those with so many experts have not.
+    /// Number of experts of the GGUF files without these norms, which no key of theirs tells.
     pub qk_norm_lacks_with_experts: Option<usize>,
-    /// They stand after the rotation.
+    /// True if these norms follow RoPE.
     pub qk_norm_after_rope: bool,
-    /// What must have a bias. Elsewhere a bias is used if the file has one.
+    /// Roles that must have a bias. Elsewhere a bias is used if the file has one.
     pub biases: &'static [TensorRole],
-    /// Values are normalised by heads, without a weight.
+    /// True if each value head is normalised, without a weight.
     pub v_norm: bool,
-    /// Layers that see everything may have no value projection: values are then what the key projection gives.
+    /// True if layers with full attention may lack a value projection; values are then the output
+    /// of the key projection.
     pub keys_as_values: bool,
-    /// Factor on the scores.
+    /// Factor on attention scores.
     pub attention_scale: AttentionScale,
-    /// Which layers see a window only.
+    /// Layers with a sliding window.
     pub windows: WindowPattern,
 
-    /// Which columns of a head are rotated together.
+    /// Pairing of a head's columns under RoPE.
     pub rope_style: PerNaming<RopeStyle>,
-    /// Rotation base of layers with a window where they have their own; their frequencies are then not scaled.
+    /// RoPE base of layers with a window, if they have their own. Their frequencies are then not
+    /// scaled.
     pub window_rope_theta: Option<f64>,
-    /// Layers with a window rotate as the others do, but their frequencies are not scaled.
+    /// True if layers with a window have unscaled RoPE frequencies.
     pub window_rope_unscaled: bool,
-    /// Where some layers have a window, the others do not rotate.
+    /// True if only layers with a window have RoPE, in checkpoints that have windows.
     pub rope_in_windows_only: bool,
-    /// Which layers scale queries by their position.
+    /// Layers that scale queries by their position.
     pub temperature: Temperature,
-    /// Every n-th layer has no rotation: layer `l` if `(l + 1) % n == 0`. A checkpoint may list them.
+    /// Interval of layers without RoPE: layer `l` has none if `(l + 1) % n == 0`. A checkpoint may
+    /// list them instead.
     pub no_rope_every: Option<usize>,
 
-    /// The feed-forward network's function, where the checkpoint does not say.
+    /// Activation of the feed-forward network, if the checkpoint does not name one.
     pub activation: Activation,
-    /// `down(f(gate x) * up x)`; otherwise `down(f(up x))`.
+    /// True if the network is `down(f(gate x) * up x)`; otherwise it is `down(f(up x))`.
     pub gated: bool,
-    /// Columns of the network by those of the hidden size, where the checkpoint does not say.
+    /// Columns of the feed-forward network as a multiple of the hidden size, if the checkpoint does
+    /// not store them.
     pub ffn_per_hidden: Option<usize>,
-    /// Where experts stand.
+    /// Place of the experts.
     pub experts: ExpertPlace,
 
-    /// What routers make of their logits, where the checkpoint does not say.
+    /// Function from router logits to scores, if the checkpoint does not name one.
     pub router_scores: RouterScores,
-    /// The weight of an expert, of which a row has one, is a factor on what it reads.
+    /// True if the weight of an expert multiplies its input. A row then has only one expert.
     pub experts_weigh_input: bool,
-    /// The gate of experts is clamped; a file may say the numbers.
+    /// True if the gate of experts is clamped; a file may store the bounds.
     pub gate_clamped: bool,
-    /// Keys and values are expanded from a latent, which is what is cached.
+    /// True if keys and values are expanded from a cached latent.
     pub latent: bool,
-    /// The window does not slide: attention is in chunks of its length.
+    /// True if attention runs in chunks of the window's length instead of a sliding window.
     pub chunked: bool,
-    /// Both branches of a layer read its input: `x + attention(norm(x)) + network(norm(x))`. The network has the norm of
-    /// attention, unless it has its own.
+    /// True if both branches of a layer read its input: `x + attention(norm(x)) +
+    /// network(norm(x))`. The network shares the norm of attention unless it has its own.
     pub parallel: bool,
-    /// The factor on logits that checkpoints give multiplies them; otherwise it divides.
+    /// True if the checkpoint's logit factor multiplies logits; otherwise it divides them.
     pub logits_multiplied: bool,
     /// Factor on embeddings.
     pub embedding_scale: EmbeddingScale,
 
-    /// The kind of its norms.
+    /// The kind of norm.
     pub norm_kind: NormKind,
-    /// Post-norms stand on the sum of branch and residual, `norm(x + branch)`, instead of on the branch.
+    /// True if post-norms apply to the sum, `norm(x + branch)`, instead of to the branch.
     pub norm_on_sum: bool,
-    /// A norm on the embeddings.
+    /// True if embeddings are normalised.
     pub embedding_norm: bool,
-    /// A norm on what the last layer gives.
+    /// True if the output of the last layer is normalised.
     pub final_norm: bool,
-    /// Positions have learned embeddings, added to the tokens'; types of tokens too, if the file has them.
+    /// True if learned position embeddings are added to those of tokens, and the first token type's
+    /// embedding, if the file has types.
     pub learned_positions: bool,
-    /// Positions count from the padding token's id and 1, so that the table has as many rows fewer.
+    /// True if positions count from the padding token's id plus 1. The first rows of the position
+    /// table are then unused.
     pub positions_after_padding: bool,
-    /// The first layer has no norm before attention: the embeddings have one.
+    /// True if the first layer has no norm before attention, because embeddings have one.
     pub first_norm_missing: bool,
-    /// Attention looks at the whole sequence, or within a window at half of it to each side. Nothing is cached.
+    /// True if attention is bidirectional. A window then extends half its length to each side, and
+    /// nothing is cached.
     pub bidirectional: bool,
-    /// What the family is where a checkpoint says that attention looks both ways.
+    /// The family of checkpoints whose metadata says that attention is bidirectional.
     pub both_ways: Option<&'static ArchDescriptor>,
-    /// Whether there is a head; without one, hidden states are what it gives.
+    /// The result: logits if the family has a head, otherwise hidden states.
     pub output: OutputKind,
 
-    /// The input is rows of numbers, which go through these; empty: it is tokens.
+    /// Convolutions over input rows of numbers; empty: the input is tokens.
     pub convolutions: &'static [Convolution],
     /// The encoder whose hidden states every layer also attends to.
     pub encoder: Option<&'static ArchDescriptor>,
 
-    /// Which layers are recurrent, and how.
+    /// The recurrent layers, if there are any.
     pub recurrent: Option<Recurrent>,
-    /// The projection of queries gives each head a gate, too: `attention * sigmoid(gate)`.
+    /// True if the query projection also outputs a gate for each head: `attention * sigmoid(gate)`.
     pub attention_gate: bool,
 }
 
-/// What is said to be found in a file of whisper.cpp.
+/// Name reported for a whisper.cpp file, which stores none.
 pub(crate) const WHISPER_CPP: &str = "whisper.cpp";
 
 impl ArchDescriptor {
-    /// A decoder with RMS norms before each branch, a gated SiLU network and full attention: what most families vary.
+    /// The neutral descriptor: a decoder with RMS norms before each branch, a gated SiLU network
+    /// and full attention.
     pub const DENSE: ArchDescriptor = ArchDescriptor {
         name: "",
         title: "",
@@ -381,7 +402,7 @@ impl ArchDescriptor {
         attention_gate: false,
     };
 
-    /// The values that select it in a naming.
+    /// The names in files that select the family, for a naming.
     pub fn selectors(&self, naming: Naming) -> &'static [&'static str] {
         match naming {
             Naming::Gguf => self.gguf,
@@ -392,12 +413,12 @@ impl ArchDescriptor {
         }
     }
 
-    /// Rows of the input that become one position.
+    /// Input rows for each position.
     pub fn input_stride(&self) -> usize {
         self.convolutions.iter().map(|c| c.stride).product()
     }
 
-    /// The family's usual number for a key, in a naming.
+    /// The family's default number for a key, for a naming.
     pub(crate) fn default(&self, naming: Naming, key: Key) -> Option<f64> {
         self.defaults.of(naming).iter().find(|(k, _)| *k == key).map(|(_, v)| *v)
     }

@@ -1,4 +1,4 @@
-//! How a text becomes one vector: what the files beside the weights say of pooling, normalisation and length.
+//! Settings of embeddings: pooling, normalisation and length, from the files beside the weights.
 
 use device::{OutputKind, Pooling};
 use weights::keys::{
@@ -10,39 +10,40 @@ use crate::error::{Error, Result};
 use crate::keys::show;
 use crate::spec::ModelSpec;
 
-/// How hidden states become an embedding.
+/// The way from hidden states to an embedding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmbeddingSpec {
-    /// How the rows of a text become one.
+    /// Pooling of a text's rows.
     pub pooling: Pooling,
-    /// Whether rows are pooled at all; if not, every row is given as the last layer's norm leaves it.
+    /// True if rows are pooled; otherwise every row of the last norm is a result.
     pub pools: bool,
-    /// Layers that the pooled row goes through.
+    /// Layers after pooling.
     pub dense: Vec<DenseSpec>,
-    /// The vector is one number: how well the two texts in it fit each other.
+    /// True if the vector is one number: a score of how well the two texts in it match.
     pub ranks: bool,
-    /// Closing marks between the two texts of a pair that is judged.
+    /// Separator tokens between the two texts of a ranked pair.
     pub separators: usize,
-    /// What judges is how likely the first of two answers follows a prompt; the vector is then its probability among the two.
+    /// The two answers of a language model that ranks. The vector is then the probability of the
+    /// first answer among the two.
     pub answers: Option<Answers>,
-    /// Whether the vector is brought to length 1.
+    /// True if the vector is normalised to length 1.
     pub normalize: bool,
-    /// Most tokens of a text, marks included; longer ones are cut.
+    /// Longest text in tokens, special tokens included; longer texts are cut.
     pub max_tokens: usize,
-    /// Whether texts are put in lower case before they are tokenised.
+    /// True if texts are lower-cased before tokenising.
     pub lower_case: bool,
-    /// Put before every text; mostly empty.
+    /// Text put before every text; mostly empty.
     pub prompt: String,
 }
 
 /// Two answers to a question about a pair of texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answers {
-    /// The matrix that has a row for each, by its name; `None`: the head.
+    /// Name of the matrix with a row for each answer; `None`: the head.
     pub tensor: Option<String>,
-    /// The rows of yes and no.
+    /// Rows of the answers yes and no.
     pub rows: [usize; 2],
-    /// The prompt, in which `{query}` and `{document}` stand for the texts.
+    /// The prompt, with the placeholders `{query}` and `{document}`.
     pub prompt: String,
 }
 
@@ -52,28 +53,29 @@ Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>
 search query, retrieve relevant passages that answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n\
 <|im_start|>assistant\n<think>\n\n</think>\n\n";
 
-/// The most tokens of a pair that such models are made for.
+/// Longest pair in tokens that such models are made for.
 const JUDGED_TOKENS: usize = 8192;
 
-/// Where GGUF files have the prompt.
+/// The key of the prompt in GGUF files.
 pub(crate) const GGUF_PROMPT: &str = "tokenizer.chat_template.rerank";
 
-/// A layer after pooling: a matrix, a bias if there is one, and `tanh` or nothing.
+/// A layer after pooling: a matrix, an optional bias, and an optional `tanh`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DenseSpec {
-    /// What its tensors are called, without `.weight` and `.bias`.
+    /// Name of the layer's tensors, without `.weight` and `.bias`.
     pub name: String,
-    /// Whether `tanh` follows.
+    /// True if `tanh` follows.
     pub tanh: bool,
 }
 
-/// Heads that judge the first token's state: two layers, the last with one row.
+/// Heads that score the first token's state: two layers, the last with one row.
 const RANKERS: &[[(&str, bool); 2]] = &[[("classifier.dense", true), ("classifier.out_proj", false)]];
 
-/// The same in GGUF files.
+/// The scoring head's names in GGUF files.
 const GGUF_RANKER: [(&str, bool); 2] = [("cls", true), ("cls.output", false)];
 
-/// The names of the ways to pool, as sentence-transformers writes them in flags of their own and, since, in one word.
+/// Poolings by their names in sentence-transformers: a flag of its own, or, in newer files, one
+/// word.
 const POOLINGS: &[(&str, &str, Option<Pooling>)] = &[
     ("pooling_mode_mean_tokens", "mean", Some(Pooling::Mean)),
     ("pooling_mode_cls_token", "cls", Some(Pooling::First)),
@@ -84,14 +86,15 @@ const POOLINGS: &[(&str, &str, Option<Pooling>)] = &[
 ];
 
 impl EmbeddingSpec {
-    /// What a checkpoint says of its embeddings. `None` for a model with a head that says nothing: it makes text.
+    /// Reads a checkpoint's settings for embeddings. `None` for a model with a head and no such
+    /// settings: it generates text.
     ///
-    /// Of folders, the list of modules and what belongs to it is read; without it, tokens' vectors are averaged and left
-    /// at their length, as sentence-transformers does. Of GGUF files, `pooling_type`; the vectors get length 1, as is usual
-    /// there, for the format does not say.
+    /// Folders have a list of modules. Without it, token vectors are averaged and not normalised,
+    /// as sentence-transformers does. GGUF files have `pooling_type`; the vectors are normalised,
+    /// because the format stores no such flag and this is the convention.
     ///
     /// # Errors
-    /// A module or a way to pool that is not built, or a length that cannot be.
+    /// An unsupported module or pooling, or an invalid length.
     pub fn from_checkpoint(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<EmbeddingSpec>> {
         let metadata = &checkpoint.metadata;
         let default = EmbeddingSpec {
@@ -124,14 +127,14 @@ impl EmbeddingSpec {
         match checkpoint.naming {
             Naming::Gguf => gguf(metadata, default, encoder),
             Naming::HuggingFace => folder(metadata, default, encoder),
-            // Of these no model is built.
+            // Embedding models do not come in these formats.
             Naming::Base | Naming::CTranslate2 | Naming::WhisperCpp => Ok(None),
         }
     }
 }
 
 impl Answers {
-    /// Those of a language model that judges, if this is one.
+    /// The answers of a language model that ranks, if this is one.
     fn of(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<Answers>> {
         let metadata = &checkpoint.metadata;
         if spec.family.output != OutputKind::Logits || spec.encoder.is_some() {
@@ -167,10 +170,10 @@ impl Answers {
         Ok(Some(answers))
     }
 
-    /// The prompt about two texts, and what of it comes after the second.
+    /// The prompt for two texts, and its part after the second text.
     pub fn about(&self, query: &str, document: &str) -> (String, &str) {
         let after = self.prompt.split_once("{document}").map_or("", |(_, after)| after);
-        // In two steps, so that a mark in a text stays text.
+        // Replaced in two steps, so that a placeholder within a text stays text.
         let parts: Vec<String> =
             self.prompt.split("{document}").map(|part| part.replace("{query}", query)).collect();
         (parts.join(document), after)
@@ -181,7 +184,7 @@ fn bad(key: &str, found: impl ToString, expected: impl ToString) -> Error {
     Error::BadKey { key: key.to_owned(), found: found.to_string(), expected: expected.to_string() }
 }
 
-/// `{architecture}.pooling_type`: 0 none, 1 mean, 2 first, 3 last, 4 a rank.
+/// Reads `{architecture}.pooling_type`: 0 none, 1 mean, 2 first, 3 last, 4 rank.
 fn gguf(metadata: &Metadata, default: EmbeddingSpec, encoder: bool) -> Result<Option<EmbeddingSpec>> {
     let key = format!("{}.pooling_type", metadata.str("general.architecture").unwrap_or_default());
     let pooling = match metadata.get(&key) {
@@ -241,7 +244,7 @@ fn folder(metadata: &Metadata, mut spec: EmbeddingSpec, encoder: bool) -> Result
     Ok(Some(spec))
 }
 
-/// The one way to pool that is on.
+/// The one pooling that is enabled.
 fn pooling(metadata: &Metadata) -> Result<Pooling> {
     let is_on = |(flag, word, _): &&(&str, &str, _)| {
         metadata.bool(&format!("{POOLING_PREFIX}{flag}")) == Some(true)

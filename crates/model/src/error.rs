@@ -1,4 +1,4 @@
-//! Errors of checkpoints whose files could be read.
+//! Errors about the content of checkpoints that could be opened.
 
 use weights::Naming;
 
@@ -9,43 +9,43 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No descriptor answers to the name in the file.
+    /// No family has the file's architecture name.
     #[error(
-        "{key}: no model family answers to {found}; `ingle inspect FILE --missing` lists what is unknown in it; known are {known}"
+        "{key}: {found} is not a known model family; `ingle inspect FILE --missing` lists unknown keys and tensors; known are {known}"
     )]
     UnknownFamily {
-        /// Where the name stood.
+        /// Key of the architecture name.
         key: String,
-        /// The name, quoted, or `nothing`.
+        /// The architecture name, quoted, or `nothing`.
         found: String,
-        /// The names in the table of this naming.
+        /// Known architecture names for this naming.
         known: String,
     },
-    /// A number that nothing else can replace is not there.
+    /// A required key is missing.
     #[error("metadata: {}, expected {expected}", missing(keys))]
     MissingKey {
-        /// The keys that were looked for.
+        /// Keys that could hold the number.
         keys: String,
-        /// What it should have held.
+        /// Expected value.
         expected: String,
     },
-    /// A key holds what cannot be.
+    /// A key has a value that is not supported.
     #[error("metadata: {key}: found {found}, expected {expected}")]
     BadKey {
         /// The key.
         key: String,
-        /// Its value.
+        /// Value of the key.
         found: String,
-        /// What would be accepted.
+        /// Accepted values.
         expected: String,
     },
-    /// Images were given to a model that reads text only.
+    /// A model without a vision tower got images.
     #[error("{family}: this model sees no images; expected one with an image encoder that Ingle knows")]
     NoVision {
         /// The family's title.
         family: &'static str,
     },
-    /// One token more was to be predicted by a model that has no layer for it.
+    /// The model has no layer for multi-token prediction.
     #[error(
         "{family}: this checkpoint has no layer that predicts one token more; expected nextn tensors after the last layer"
     )]
@@ -53,57 +53,57 @@ pub enum Error {
         /// The family's title.
         family: &'static str,
     },
-    /// A tensor is not there.
+    /// A tensor is missing.
     #[error("tensor {name} is missing ({} names; {role}, shape {shape:?})", naming_word(*naming))]
     MissingTensor {
-        /// The name that it would have, and its alternatives.
+        /// Name of the tensor, and its alternatives.
         name: String,
         /// The convention of the file's names.
         naming: Naming,
-        /// What it is: `layer 3 query projection`.
+        /// Role of the tensor: `layer 3 query projection`.
         role: String,
-        /// The shape that the numbers ask for.
+        /// Shape that the model's numbers require.
         shape: Vec<usize>,
     },
-    /// A tensor does not fit the numbers.
+    /// A tensor does not match the model's numbers.
     #[error("tensor {name}: found {found}, expected {expected}")]
     BadTensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its shape or type.
+        /// Shape or type of the tensor.
         found: String,
-        /// What the numbers ask for, and which.
+        /// Shape or type that the model's numbers require.
         expected: String,
     },
     /// The checkpoint cannot be written under GGUF's names.
     #[error("GGUF: {what}: found {found}, expected {expected}")]
     Export {
-        /// What of it.
+        /// Part of the checkpoint.
         what: String,
-        /// What the checkpoint has.
+        /// Content of the checkpoint.
         found: String,
-        /// What the format has a place for.
+        /// Content that the format can store.
         expected: String,
     },
-    /// An adapter cannot be used beside the model.
+    /// An adapter does not fit the model.
     #[error("adapter {adapter}: {what}: found {found}, expected {expected}")]
     Adapter {
-        /// Its name.
+        /// Name of the adapter.
         adapter: String,
-        /// Which part of it.
+        /// Part of the adapter.
         what: String,
-        /// What the adapter's file has: shapes or keys.
+        /// Shapes or keys of the adapter's file.
         found: String,
-        /// What would be applied.
+        /// Supported shapes or keys.
         expected: String,
     },
-    /// What only a model with an encoder has was asked of another.
+    /// The model has no encoder.
     #[error("{family} has no encoder; speech needs a model with one")]
     NoEncoder {
         /// The family's title.
         family: &'static str,
     },
-    /// A head that does not exist, or is named twice.
+    /// An alignment head does not exist, or is listed twice.
     #[error(
         "alignment heads: layer {layer}, head {head}: expected heads of the {n_layers} layers, each once"
     )]
@@ -112,15 +112,15 @@ pub enum Error {
         layer: usize,
         /// The head.
         head: usize,
-        /// How many layers there are.
+        /// Number of layers.
         n_layers: usize,
     },
-    /// The builder made a plan that contradicts itself: a defect of this crate.
+    /// The builder made an invalid plan: a defect of this crate.
     #[error(transparent)]
     Plan(#[from] device::PlanError),
 }
 
-/// How people call a naming.
+/// A naming's name for people.
 pub(crate) fn naming_word(naming: Naming) -> &'static str {
     match naming {
         Naming::Gguf => "GGUF",
@@ -131,10 +131,10 @@ pub(crate) fn naming_word(naming: Naming) -> &'static str {
     }
 }
 
-/// That none of these keys, divided by commas, is in the metadata.
+/// The message that a key is missing, or all of several keys separated by commas.
 fn missing(keys: &str) -> String {
     match keys.contains(',') {
-        true => format!("none of the keys {keys} is there"),
+        true => format!("none of the keys {keys} is present"),
         false => format!("the key {keys} is missing"),
     }
 }

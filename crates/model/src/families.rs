@@ -1,7 +1,8 @@
-//! The families. To add a dense one, add an entry here, and to [`crate::names`] any tensor or key that is called
-//! differently.
+//! The families. To add a dense family, add an entry here, and rows to [`crate::names`] for tensors
+//! and keys with other names.
 //!
-//! Past 600 lines: each family is an entry, which differs from another by a few fields.
+//! This file exceeds 600 lines because it is a table: each family is an entry that differs from
+//! another in a few fields.
 
 use device::{Activation, OutputKind, RopeStyle, RouterScores};
 
@@ -11,20 +12,20 @@ use crate::descriptor::{
 };
 use crate::names::TensorRole::{AttnK, AttnOut, AttnQ, AttnV, Conv1, Conv2, FfnDown, FfnUp, Output, Router};
 use crate::names::{
-    BIASED_EXPERTS, DELTA, DELTA_BY_ROWS, ENCODER, EXPERTS, EXPERTS_EITHER_WAY, FFN_NORM_AFTER_ATTENTION,
-    FUSED_ENCODER, GATE_UP, Key, KeyNames, LATENT, MEASURED_FFN, MEASURED_LAYERS, MIXER_SCAN, MIXERS,
-    MIXING_ENCODER, NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL, PER_LAYER, QK_LAYER_NORMS, QKV,
-    QKV_IN_SOME, SANDWICH, SCAN, SCAN_ALONE, SHARED_EXPERTS, SHARED_NETWORK, SHORT_CONVOLUTIONS,
-    SIDE_BY_SIDE, SPEECH_BIASES, SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER, SPEECH_ENCODER_KEYS,
-    SPEECH_SETTINGS, STACKED_EXPERTS, STANDARD, STREAMS, TRANSPOSED, TURNED_EXPERTS, TURNING_ENCODER,
-    UNGATED,
+    ALTUP, BERT, EXPERTS, FALCON_H1, FFN_FROM_TENSORS, FFN_NORM_AFTER_ATTENTION, FUSED_GATE_UP, FUSED_QKV,
+    GATED_DELTA_NET, GEMMA4, GLM4_NORMS, GPT_OSS_EXPERTS, GPT2, GRANITE_EXPERTS, GRANITE_SHARED_MLP,
+    HUNYUAN_QK_NORMS, JINA_V3, KIMI_LINEAR, Key, KeyNames, LAYERS_FROM_TENSORS, LFM2, LLAMA4_EXPERTS, MAMBA,
+    MAMBA_MIXER, MAMBA2_KEYS, MAYBE_FUSED_QKV, MIXTRAL_EXPERTS, MLA, MODERNBERT, NEMOTRON_H, NOMIC_BERT, PHI,
+    QWEN3_VL_EXPERTS, SANDWICH_NORMS, SHARED_EXPERTS, STANDARD, STARCODER2_FFN, WHISPER_BIASES,
+    WHISPER_DECODER, WHISPER_DECODER_KEYS, WHISPER_ENCODER, WHISPER_ENCODER_KEYS, WHISPER_SETTINGS,
 };
 
-/// The converter to GGUF reorders the rows of queries and keys of these families, so that neighbours are rotated.
-const REORDERED: PerNaming<RopeStyle> = PerNaming { gguf: RopeStyle::Interleaved, hf: RopeStyle::Half };
+/// RoPE pairing of families whose query and key rows the converter to GGUF permutes, so that
+/// neighbouring columns rotate.
+const PERMUTED: PerNaming<RopeStyle> = PerNaming { gguf: RopeStyle::Interleaved, hf: RopeStyle::Half };
 
-/// Norm weights are stored less 1 by the checkpoint's authors; the converter to GGUF adds it.
-const STORED_LESS_ONE: PerNaming<f32> = PerNaming { gguf: 0.0, hf: 1.0 };
+/// Offset of norm weights that checkpoints store less 1; the converter to GGUF adds the 1.
+const ZERO_CENTRED: PerNaming<f32> = PerNaming { gguf: 0.0, hf: 1.0 };
 
 const SHORT_CONV: Recurrent = Recurrent {
     kind: RecurrentKind::ShortConv,
@@ -33,7 +34,7 @@ const SHORT_CONV: Recurrent = Recurrent {
     by_rows: false,
 };
 
-/// The converter to GGUF reorders the heads of values of newer families.
+/// The converter to GGUF reorders the value heads of newer families.
 const GATED_DELTA: Recurrent = Recurrent {
     kind: RecurrentKind::GatedDelta,
     place: RecurrentPlace::InsteadOfAttention,
@@ -48,21 +49,21 @@ const SELECTIVE_SCAN: Recurrent = Recurrent {
     by_rows: false,
 };
 
-/// Every family, the plainest first.
+/// Every family, the simplest first.
 pub const FAMILIES: &[ArchDescriptor] = &[
     ArchDescriptor {
         name: "llama",
         title: "LLaMA",
         gguf: &["llama"],
         hf: &["llama"],
-        // GGUF files of it may hold experts: those of Mixtral.
-        tensors: &[NUMBERED_EXPERTS, STANDARD],
-        rope_style: REORDERED,
+        // GGUF files of Mixtral also have the architecture `llama`.
+        tensors: &[MIXTRAL_EXPERTS, STANDARD],
+        rope_style: PERMUTED,
         experts: ExpertPlace::Instead,
         defaults: PerNaming { gguf: &[(Key::ExpertsNormalised, 1.0)], hf: &[] },
         ..ArchDescriptor::DENSE
     },
-    // GGUF files of Mistral say `llama`.
+    // GGUF files of Mistral have the architecture `llama`.
     ArchDescriptor {
         name: "mistral",
         title: "Mistral",
@@ -76,7 +77,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Mixtral",
         hf: &["mixtral"],
         gguf_as: Some("llama"),
-        tensors: &[NUMBERED_EXPERTS, STANDARD],
+        tensors: &[MIXTRAL_EXPERTS, STANDARD],
         experts: ExpertPlace::Instead,
         defaults: PerNaming {
             gguf: &[],
@@ -95,7 +96,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Ministral 3",
         gguf: &["mistral3"],
         hf: &["ministral3", "mistral3"],
-        rope_style: REORDERED,
+        rope_style: PERMUTED,
         temperature: Temperature::All,
         ..ArchDescriptor::DENSE
     },
@@ -145,16 +146,16 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Qwen 3 MoE",
         gguf: &["qwen3moe"],
         hf: &["qwen3_moe"],
-        ..QWEN_3_EXPERTS
+        ..QWEN3_MOE
     },
-    // The same beside a tower of images.
+    // The language model of Qwen3-VL with experts.
     ArchDescriptor {
         name: "qwen3_vl_moe",
         title: "Qwen3-VL MoE",
         gguf: &["qwen3vlmoe"],
         hf: &["qwen3_vl_moe_text", "qwen3_vl_moe"],
         gguf_as: Some("qwen3moe"),
-        tensors: &[EXPERTS_EITHER_WAY, EXPERTS, STANDARD],
+        tensors: &[QWEN3_VL_EXPERTS, EXPERTS, STANDARD],
         defaults: PerNaming {
             hf: &[
                 (Key::FirstWindowLayer, 28.0),
@@ -163,16 +164,16 @@ pub const FAMILIES: &[ArchDescriptor] = &[
                 (Key::ExpertFfn, 1408.0),
                 (Key::ExpertsNormalised, 1.0),
             ],
-            ..QWEN_3_EXPERTS.defaults
+            ..QWEN3_MOE.defaults
         },
-        ..QWEN_3_EXPERTS
+        ..QWEN3_MOE
     },
     ArchDescriptor {
         name: "gemma",
         title: "Gemma",
         gguf: &["gemma"],
         hf: &["gemma"],
-        norm_offset: STORED_LESS_ONE,
+        norm_offset: ZERO_CENTRED,
         activation: Activation::GeluTanh,
         embedding_scale: EmbeddingScale::SqrtHidden,
         defaults: PerNaming { gguf: &[], hf: &[(Key::HeadDim, 256.0)] },
@@ -183,9 +184,9 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Gemma 2",
         gguf: &["gemma2"],
         hf: &["gemma2"],
-        tensors: &[SANDWICH, STANDARD],
+        tensors: &[SANDWICH_NORMS, STANDARD],
         norms: NormPlaces::SANDWICH,
-        norm_offset: STORED_LESS_ONE,
+        norm_offset: ZERO_CENTRED,
         attention_scale: AttentionScale::HiddenPerHead { n_layers: 46 },
         windows: WindowPattern::FullEvery(2),
         activation: Activation::GeluTanh,
@@ -207,17 +208,18 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Gemma 3",
         gguf: &["gemma3"],
         hf: &["gemma3_text", "gemma3"],
-        both_ways: Some(&GEMMA_BOTH_WAYS),
+        both_ways: Some(&EMBEDDING_GEMMA),
         ..GEMMA_3
     },
-    GEMMA_BOTH_WAYS,
-    // Small ones have inputs of single layers and share keys and values; large ones have experts or a key for a value.
+    EMBEDDING_GEMMA,
+    // Small models have per-layer inputs and share keys and values. Large models have experts, or
+    // keys that are also values.
     ArchDescriptor {
         name: "gemma4",
         title: "Gemma 4",
         gguf: &["gemma4"],
         hf: &["gemma4_text", "gemma4"],
-        tensors: &[PER_LAYER, SANDWICH, STANDARD],
+        tensors: &[GEMMA4, SANDWICH_NORMS, STANDARD],
         norms: NormPlaces::SANDWICH,
         qk_norm: QkNorm::PerHead,
         v_norm: true,
@@ -246,14 +248,15 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         },
         ..ArchDescriptor::DENSE
     },
-    // The published checkpoints' layers compute the first of four streams, and scale it where their own input is added.
+    // Layers of the published checkpoints compute the first of four streams, and scale it where the
+    // per-layer input is added.
     ArchDescriptor {
         name: "gemma3n",
         title: "Gemma 3n",
         gguf: &["gemma3n"],
         hf: &["gemma3n_text", "gemma3n"],
         settings: &[("altup_active_idx", 0), ("altup.active_idx", 0), ("altup_correct_scale", 1)],
-        tensors: &[STREAMS, PER_LAYER, SANDWICH, STANDARD],
+        tensors: &[ALTUP, GEMMA4, SANDWICH_NORMS, STANDARD],
         norms: NormPlaces::SANDWICH,
         qk_norm: QkNorm::PerHead,
         v_norm: true,
@@ -288,7 +291,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "SmolLM3",
         gguf: &["smollm3"],
         hf: &["smollm3"],
-        rope_style: REORDERED,
+        rope_style: PERMUTED,
         no_rope_every: Some(4),
         windows: WindowPattern::FromKey,
         defaults: PerNaming::both(&[(Key::RopeTheta, 2_000_000.0)]),
@@ -299,7 +302,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Phi-3",
         gguf: &["phi3"],
         hf: &["phi3"],
-        tensors: &[QKV, GATE_UP, STANDARD],
+        tensors: &[FUSED_QKV, FUSED_GATE_UP, STANDARD],
         ..ArchDescriptor::DENSE
     },
     ArchDescriptor {
@@ -307,18 +310,18 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Granite",
         gguf: &["granite"],
         hf: &["granite"],
-        rope_style: REORDERED,
+        rope_style: PERMUTED,
         ..ArchDescriptor::DENSE
     },
     ArchDescriptor { name: "olmo2", title: "OLMo 2", gguf: &["olmo2"], hf: &["olmo2"], ..OLMO },
-    // GGUF files say `olmo2`.
+    // GGUF files of OLMo 3 have the architecture `olmo2`.
     ArchDescriptor { name: "olmo3", title: "OLMo 3", hf: &["olmo3"], gguf_as: Some("olmo2"), ..OLMO },
     ArchDescriptor {
         name: "exaone4",
         title: "EXAONE 4",
         gguf: &["exaone4"],
         hf: &["exaone4"],
-        tensors: &[SANDWICH, STANDARD],
+        tensors: &[SANDWICH_NORMS, STANDARD],
         norms: NormPlaces::POST,
         qk_norm: QkNorm::PerHead,
         windows: WindowPattern::FullEvery(4),
@@ -330,7 +333,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "GLM-4",
         gguf: &["glm4"],
         hf: &["glm4"],
-        tensors: &[NAMED_POST_NORMS, GATE_UP, STANDARD],
+        tensors: &[GLM4_NORMS, FUSED_GATE_UP, STANDARD],
         norms: NormPlaces::SANDWICH,
         rope_style: PerNaming::both(RopeStyle::Interleaved),
         defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
@@ -357,7 +360,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "DeepSeek V2",
         hf: &["deepseek_v2"],
         gguf_as: Some("deepseek2"),
-        ..LATENT_ATTENTION
+        ..DEEPSEEK
     },
     ArchDescriptor {
         name: "deepseek_v3",
@@ -365,7 +368,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         gguf: &["deepseek2"],
         hf: &["deepseek_v3", "kimi_k2"],
         router_scores: RouterScores::Sigmoid,
-        ..LATENT_ATTENTION
+        ..DEEPSEEK
     },
     ArchDescriptor {
         name: "glm4_moe_lite",
@@ -373,7 +376,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         hf: &["glm4_moe_lite"],
         gguf_as: Some("deepseek2"),
         router_scores: RouterScores::Sigmoid,
-        ..LATENT_ATTENTION
+        ..DEEPSEEK
     },
     ArchDescriptor {
         name: "llama4",
@@ -384,7 +387,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
             KeyNames { key: Key::Ffn, hf: "intermediate_size_mlp", ctranslate2: "", whisper_cpp: "" },
             KeyNames { key: Key::ExpertFfn, hf: "intermediate_size", ctranslate2: "", whisper_cpp: "" },
         ],
-        tensors: &[TURNED_EXPERTS, STANDARD],
+        tensors: &[LLAMA4_EXPERTS, STANDARD],
         qk_norm: QkNorm::PlainWhereTurning,
         qk_norm_may_lack: true,
         qk_norm_lacks_with_experts: Some(128),
@@ -412,7 +415,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "gpt-oss",
         gguf: &["gpt-oss"],
         hf: &["gpt_oss"],
-        tensors: &[BIASED_EXPERTS, FFN_NORM_AFTER_ATTENTION, STANDARD],
+        tensors: &[GPT_OSS_EXPERTS, FFN_NORM_AFTER_ATTENTION, STANDARD],
         biases: &[AttnQ, AttnK, AttnV, AttnOut, Router],
         windows: WindowPattern::FullEvery(2),
         experts: ExpertPlace::Instead,
@@ -446,7 +449,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         gguf: &["command-r"],
         hf: &["cohere"],
         settings: &[("use_qk_norm", 0)],
-        ..COMMAND
+        ..COHERE
     },
     ArchDescriptor {
         name: "cohere2",
@@ -455,14 +458,14 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         hf: &["cohere2"],
         windows: WindowPattern::FullEvery(4),
         rope_in_windows_only: true,
-        ..COMMAND
+        ..COHERE
     },
     ArchDescriptor {
         name: "hunyuan_v1_dense",
         title: "Hunyuan",
         gguf: &["hunyuan-dense"],
         hf: &["hunyuan_v1_dense"],
-        tensors: &[QK_LAYER_NORMS, STANDARD],
+        tensors: &[HUNYUAN_QK_NORMS, STANDARD],
         qk_norm: QkNorm::PerHead,
         qk_norm_after_rope: true,
         ..ArchDescriptor::DENSE
@@ -472,7 +475,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "GLM",
         gguf: &["chatglm"],
         hf: &["glm"],
-        tensors: &[QKV_IN_SOME, GATE_UP, STANDARD],
+        tensors: &[MAYBE_FUSED_QKV, FUSED_GATE_UP, STANDARD],
         rope_style: PerNaming::both(RopeStyle::Interleaved),
         defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
         ..ArchDescriptor::DENSE
@@ -493,8 +496,8 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Granite MoE",
         gguf: &["granitemoe"],
         hf: &["granitemoe"],
-        tensors: &[STACKED_EXPERTS, STANDARD],
-        rope_style: REORDERED,
+        tensors: &[GRANITE_EXPERTS, STANDARD],
+        rope_style: PERMUTED,
         experts: ExpertPlace::Instead,
         defaults: PerNaming::both(&[(Key::ExpertsNormalised, 1.0)]),
         ..ArchDescriptor::DENSE
@@ -541,7 +544,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Arcee",
         gguf: &["arcee"],
         hf: &["arcee"],
-        rope_style: REORDERED,
+        rope_style: PERMUTED,
         activation: Activation::ReluSquared,
         gated: false,
         ..ArchDescriptor::DENSE
@@ -552,7 +555,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         gguf: &["nemotron"],
         hf: &["nemotron"],
         norm_kind: NormKind::Layer,
-        norm_offset: STORED_LESS_ONE,
+        norm_offset: ZERO_CENTRED,
         activation: Activation::ReluSquared,
         gated: false,
         defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
@@ -563,7 +566,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "StarCoder 2",
         gguf: &["starcoder2"],
         hf: &["starcoder2"],
-        tensors: &[UNGATED, STANDARD],
+        tensors: &[STARCODER2_FFN, STANDARD],
         norm_kind: NormKind::Layer,
         activation: Activation::GeluTanh,
         gated: false,
@@ -574,7 +577,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Phi",
         gguf: &["phi2"],
         hf: &["phi"],
-        tensors: &[PARALLEL, QKV_IN_SOME, STANDARD],
+        tensors: &[PHI, MAYBE_FUSED_QKV, STANDARD],
         settings: &[("qk_layernorm", 0)],
         norms: NormPlaces { pre_ffn: false, ..NormPlaces::PRE },
         norm_kind: NormKind::Layer,
@@ -590,7 +593,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "GPT-2",
         gguf: &["gpt2"],
         hf: &["gpt2"],
-        tensors: &[TRANSPOSED, STANDARD],
+        tensors: &[GPT2, STANDARD],
         settings: &[("scale_attn_by_inverse_layer_idx", 0), ("scale_attn_weights", 1)],
         norm_kind: NormKind::Layer,
         biases: &[AttnQ, AttnK, AttnV, AttnOut, FfnUp, FfnDown],
@@ -602,14 +605,15 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         defaults: PerNaming { gguf: &[], hf: &[(Key::TiedHead, 1.0)] },
         ..ArchDescriptor::DENSE
     },
-    // The checkpoint may state a width of the network that its authors' code then adjusts: the tensors have the true one.
+    // The key for the network's width may be wrong, because the authors' code adjusts it. So the
+    // width is read from the tensors.
     ArchDescriptor {
         name: "lfm2",
         title: "LFM2",
         gguf: &["lfm2"],
         hf: &["lfm2"],
-        keys: MEASURED_FFN,
-        tensors: &[SHORT_CONVOLUTIONS, STANDARD],
+        keys: FFN_FROM_TENSORS,
+        tensors: &[LFM2, STANDARD],
         qk_norm: QkNorm::PerHead,
         recurrent: Some(SHORT_CONV),
         defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-5), (Key::RopeTheta, 1_000_000.0)] },
@@ -620,7 +624,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "LFM2 MoE",
         gguf: &["lfm2moe"],
         hf: &["lfm2_moe"],
-        tensors: &[SHORT_CONVOLUTIONS, STANDARD],
+        tensors: &[LFM2, STANDARD],
         qk_norm: QkNorm::PerHead,
         experts: ExpertPlace::Instead,
         router_scores: RouterScores::Sigmoid,
@@ -637,23 +641,23 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         gguf: &["qwen3next"],
         hf: &["qwen3_next"],
         recurrent: Some(Recurrent { tiled: PerNaming::both(false), ..GATED_DELTA }),
-        ..HYBRID_EXPERTS
+        ..QWEN3_NEXT
     },
     ArchDescriptor {
         name: "qwen3_5",
         title: "Qwen3.5",
         gguf: &["qwen35"],
         hf: &["qwen3_5_text", "qwen3_5"],
-        tensors: &[DELTA, FFN_NORM_AFTER_ATTENTION, STANDARD],
+        tensors: &[GATED_DELTA_NET, FFN_NORM_AFTER_ATTENTION, STANDARD],
         experts: ExpertPlace::Nowhere,
-        ..HYBRID_EXPERTS
+        ..QWEN3_NEXT
     },
     ArchDescriptor {
         name: "qwen3_5_moe",
         title: "Qwen3.5 MoE",
         gguf: &["qwen35moe"],
         hf: &["qwen3_5_moe_text", "qwen3_5_moe"],
-        ..HYBRID_EXPERTS
+        ..QWEN3_NEXT
     },
     ArchDescriptor {
         name: "kimi_linear",
@@ -661,7 +665,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         gguf: &["kimi-linear"],
         hf: &["kimi_linear"],
         settings: &[("mla_use_nope", 1)],
-        tensors: &[DELTA_BY_ROWS, LATENT, NUMBERED_EXPERTS, STANDARD],
+        tensors: &[KIMI_LINEAR, MLA, MIXTRAL_EXPERTS, STANDARD],
         latent: true,
         no_rope_every: Some(1),
         experts: ExpertPlace::WithPlainShared,
@@ -678,12 +682,12 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Granite 4 hybrid",
         gguf: &["granitehybrid"],
         hf: &["granitemoehybrid"],
-        tensors: &[SHARED_NETWORK, STACKED_EXPERTS, SCAN, STANDARD],
-        rope_style: REORDERED,
+        tensors: &[GRANITE_SHARED_MLP, GRANITE_EXPERTS, MAMBA, STANDARD],
+        rope_style: PERMUTED,
         no_rope_every: Some(1),
         experts: ExpertPlace::BesideShared,
         recurrent: Some(SELECTIVE_SCAN),
-        // The weights of the chosen experts are a softmax over these alone.
+        // The weights of the chosen experts are a softmax over their logits alone.
         defaults: PerNaming::both(&[(Key::ExpertsNormalised, 1.0)]),
         ..ArchDescriptor::DENSE
     },
@@ -692,8 +696,8 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Nemotron-H",
         gguf: &["nemotron_h", "nemotron_h_moe"],
         hf: &["nemotron_h"],
-        keys: MEASURED_LAYERS,
-        tensors: &[MIXERS, MIXER_SCAN, STANDARD],
+        keys: LAYERS_FROM_TENSORS,
+        tensors: &[NEMOTRON_H, MAMBA_MIXER, STANDARD],
         no_rope_every: Some(1),
         activation: Activation::ReluSquared,
         gated: false,
@@ -708,7 +712,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         gguf: &["falcon-h1"],
         hf: &["falcon_h1"],
         settings: &[("mamba_proj_bias", 0)],
-        tensors: &[SIDE_BY_SIDE, SCAN, STANDARD],
+        tensors: &[FALCON_H1, MAMBA, STANDARD],
         recurrent: Some(Recurrent { place: RecurrentPlace::BesideAttention, ..SELECTIVE_SCAN }),
         defaults: PerNaming { gguf: &[], hf: &[(Key::GateAfterNorm, 1.0)] },
         ..ArchDescriptor::DENSE
@@ -718,11 +722,11 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Mamba-2",
         gguf: &["mamba2"],
         hf: &["mamba2"],
-        keys: SCAN_ALONE,
-        tensors: &[MIXERS, MIXER_SCAN, STANDARD],
+        keys: MAMBA2_KEYS,
+        tensors: &[NEMOTRON_H, MAMBA_MIXER, STANDARD],
         no_rope_every: Some(1),
         recurrent: Some(Recurrent { place: RecurrentPlace::Everywhere, ..SELECTIVE_SCAN }),
-        // Nothing in it depends on the position.
+        // Mamba-2 does not depend on positions.
         defaults: PerNaming {
             gguf: &[],
             hf: &[(Key::Heads, 1.0), (Key::Ffn, 0.0), (Key::Context, 1_048_576.0), (Key::ConvSize, 4.0)],
@@ -735,9 +739,10 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         gguf: &["bert"],
         hf: &["bert"],
         defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12)] },
-        ..ENCODER_ON_SUMS
+        ..BERT_LIKE
     },
-    // Like it, with positions that count from behind the padding token; the converter to GGUF cuts those before.
+    // XLM-RoBERTa is BERT with positions that count from after the padding token. The converter to
+    // GGUF removes the rows before.
     ArchDescriptor {
         name: "xlm_roberta",
         title: "XLM-RoBERTa",
@@ -745,38 +750,38 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         gguf_as: Some("bert"),
         positions_after_padding: true,
         defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12), (Key::Padding, 1.0)] },
-        ..ENCODER_ON_SUMS
+        ..BERT_LIKE
     },
     ArchDescriptor {
         name: "nomic_bert",
         title: "Nomic BERT",
         gguf: &["nomic-bert"],
         hf: &["nomic_bert"],
-        tensors: &[TURNING_ENCODER],
+        tensors: &[NOMIC_BERT],
         learned_positions: false,
         no_rope_every: None,
         activation: Activation::Silu,
         gated: true,
         defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12)] },
-        ..ENCODER_ON_SUMS
+        ..BERT_LIKE
     },
     ArchDescriptor {
         name: "jina_embeddings_v3",
         title: "Jina Embeddings v3",
         gguf: &["jina-bert-v3"],
         hf: &["jina_embeddings_v3"],
-        tensors: &[MIXING_ENCODER],
+        tensors: &[JINA_V3],
         learned_positions: false,
         no_rope_every: None,
         defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-5), (Key::RopeTheta, 20_000.0)] },
-        ..ENCODER_ON_SUMS
+        ..BERT_LIKE
     },
     ArchDescriptor {
         name: "modernbert",
         title: "ModernBERT",
         gguf: &["modern-bert"],
         hf: &["modernbert"],
-        tensors: &[FUSED_ENCODER],
+        tensors: &[MODERNBERT],
         norm_kind: NormKind::Layer,
         embedding_norm: true,
         first_norm_missing: true,
@@ -794,33 +799,33 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         hf: &["whisper"],
         ctranslate2: &["WhisperSpec"],
         whisper_cpp: true,
-        keys: SPEECH_DECODER_KEYS,
-        tensors: &[SPEECH_DECODER],
+        keys: WHISPER_DECODER_KEYS,
+        tensors: &[WHISPER_DECODER],
         encoder: Some(&ArchDescriptor {
             name: "whisper encoder",
             title: "Whisper encoder",
-            keys: SPEECH_ENCODER_KEYS,
-            tensors: &[SPEECH_ENCODER],
+            keys: WHISPER_ENCODER_KEYS,
+            tensors: &[WHISPER_ENCODER],
             convolutions: &[
                 Convolution { role: Conv1, size: 3, stride: 1 },
                 Convolution { role: Conv2, size: 3, stride: 2 },
             ],
             bidirectional: true,
             output: OutputKind::Hidden,
-            ..SPEECH
+            ..WHISPER
         }),
-        ..SPEECH
+        ..WHISPER
     },
 ];
 
-/// What Qwen 3 has with experts, alone and beside a tower.
-const QWEN_3_EXPERTS: ArchDescriptor = ArchDescriptor {
+/// Fields shared by Qwen 3 with experts and by its vision models.
+const QWEN3_MOE: ArchDescriptor = ArchDescriptor {
     tensors: &[EXPERTS, STANDARD],
     qk_norm: QkNorm::PerHead,
     windows: WindowPattern::FromKey,
     experts: ExpertPlace::Instead,
     defaults: PerNaming {
-        // GGUF files of these families leave out that weights are normalised: all are.
+        // GGUF files of these families lack the key; all of them normalise the weights.
         gguf: &[(Key::FirstWindowLayer, 28.0), (Key::ExpertsNormalised, 1.0)],
         hf: &[
             (Key::FirstWindowLayer, 28.0),
@@ -832,25 +837,25 @@ const QWEN_3_EXPERTS: ArchDescriptor = ArchDescriptor {
     ..ArchDescriptor::DENSE
 };
 
-/// What the families with the gated delta rule share.
-const HYBRID_EXPERTS: ArchDescriptor = ArchDescriptor {
-    tensors: &[DELTA, FFN_NORM_AFTER_ATTENTION, EXPERTS, STANDARD],
-    norm_offset: STORED_LESS_ONE,
+/// Fields shared by Qwen families with the gated delta rule.
+const QWEN3_NEXT: ArchDescriptor = ArchDescriptor {
+    tensors: &[GATED_DELTA_NET, FFN_NORM_AFTER_ATTENTION, EXPERTS, STANDARD],
+    norm_offset: ZERO_CENTRED,
     qk_norm: QkNorm::PerHead,
     experts: ExpertPlace::WithShared,
     recurrent: Some(GATED_DELTA),
     attention_gate: true,
     defaults: PerNaming {
-        // All normalise the weights of experts, and files leave it out.
+        // All checkpoints normalise the weights of experts, but lack the key.
         gguf: &[(Key::ExpertsNormalised, 1.0)],
         hf: &[(Key::ExpertsNormalised, 1.0), (Key::RopePart, 0.25), (Key::Ffn, 0.0)],
     },
     ..ArchDescriptor::DENSE
 };
 
-/// An encoder with norms on the sums.
-const ENCODER_ON_SUMS: ArchDescriptor = ArchDescriptor {
-    tensors: &[ENCODER],
+/// A bidirectional encoder with norms on the sums.
+const BERT_LIKE: ArchDescriptor = ArchDescriptor {
+    tensors: &[BERT],
     norms: NormPlaces::POST,
     norm_kind: NormKind::Layer,
     norm_on_sum: true,
@@ -865,18 +870,18 @@ const ENCODER_ON_SUMS: ArchDescriptor = ArchDescriptor {
     ..ArchDescriptor::DENSE
 };
 
-/// What both ways of attention share.
+/// Fields shared by Gemma 3 and EmbeddingGemma.
 const GEMMA_3: ArchDescriptor = ArchDescriptor {
-    tensors: &[SANDWICH, STANDARD],
+    tensors: &[SANDWICH_NORMS, STANDARD],
     norms: NormPlaces::SANDWICH,
-    norm_offset: STORED_LESS_ONE,
+    norm_offset: ZERO_CENTRED,
     qk_norm: QkNorm::PerHead,
     attention_scale: AttentionScale::HiddenPerHead { n_layers: 62 },
     windows: WindowPattern::FullEvery(6),
     window_rope_theta: Some(10_000.0),
     activation: Activation::GeluTanh,
     embedding_scale: EmbeddingScale::SqrtHidden,
-    // The multimodal checkpoints' text_config holds only what differs from these.
+    // The text_config of multimodal checkpoints holds only values that differ from these.
     defaults: PerNaming {
         gguf: &[(Key::RopeTheta, 1_000_000.0)],
         hf: &[
@@ -894,8 +899,8 @@ const GEMMA_3: ArchDescriptor = ArchDescriptor {
     ..ArchDescriptor::DENSE
 };
 
-/// The same for embeddings: attention looks both ways, and there is no head.
-const GEMMA_BOTH_WAYS: ArchDescriptor = ArchDescriptor {
+/// Gemma 3 with bidirectional attention and no head.
+const EMBEDDING_GEMMA: ArchDescriptor = ArchDescriptor {
     name: "embedding_gemma",
     title: "EmbeddingGemma",
     gguf: &["gemma-embedding"],
@@ -905,9 +910,9 @@ const GEMMA_BOTH_WAYS: ArchDescriptor = ArchDescriptor {
     ..GEMMA_3
 };
 
-/// Norms after the branches; what the generations with windows and without share.
+/// Fields shared by OLMo 2 and OLMo 3: norms after the branches.
 const OLMO: ArchDescriptor = ArchDescriptor {
-    tensors: &[SANDWICH, STANDARD],
+    tensors: &[SANDWICH_NORMS, STANDARD],
     norms: NormPlaces::POST,
     qk_norm: QkNorm::WholeRow,
     windows: WindowPattern::FullEvery(4),
@@ -915,9 +920,9 @@ const OLMO: ArchDescriptor = ArchDescriptor {
     ..ArchDescriptor::DENSE
 };
 
-/// Keys and values from a latent; neighbouring columns rotate; experts with a shared part.
-const LATENT_ATTENTION: ArchDescriptor = ArchDescriptor {
-    tensors: &[LATENT, SHARED_EXPERTS, EXPERTS, STANDARD],
+/// Latent attention with interleaved RoPE, and experts beside shared ones.
+const DEEPSEEK: ArchDescriptor = ArchDescriptor {
+    tensors: &[MLA, SHARED_EXPERTS, EXPERTS, STANDARD],
     rope_style: PerNaming::both(RopeStyle::Interleaved),
     latent: true,
     experts: ExpertPlace::WithPlainShared,
@@ -925,8 +930,8 @@ const LATENT_ATTENTION: ArchDescriptor = ArchDescriptor {
     ..ArchDescriptor::DENSE
 };
 
-/// Parallel branches behind one norm; neighbouring columns rotate.
-const COMMAND: ArchDescriptor = ArchDescriptor {
+/// Parallel branches after one norm, with interleaved RoPE.
+const COHERE: ArchDescriptor = ArchDescriptor {
     norms: NormPlaces { pre_ffn: false, ..NormPlaces::PRE },
     norm_kind: NormKind::Layer,
     rope_style: PerNaming::both(RopeStyle::Interleaved),
@@ -936,12 +941,12 @@ const COMMAND: ArchDescriptor = ArchDescriptor {
     ..ArchDescriptor::DENSE
 };
 
-/// What the encoder and the decoder of speech models share.
-const SPEECH: ArchDescriptor = ArchDescriptor {
+/// Fields shared by Whisper's encoder and decoder.
+const WHISPER: ArchDescriptor = ArchDescriptor {
     defaults: PerNaming::both(&[(Key::NormEps, 1e-5)]),
-    settings: SPEECH_SETTINGS,
+    settings: WHISPER_SETTINGS,
     norm_kind: NormKind::Layer,
-    biases: SPEECH_BIASES,
+    biases: WHISPER_BIASES,
     learned_positions: true,
     no_rope_every: Some(1),
     activation: Activation::GeluErf,

@@ -1,27 +1,28 @@
-//! Reading numbers of the metadata: every one is looked up by the table and checked against its range.
+//! Reads numbers of the metadata. Each number is looked up by the table and checked against its
+//! range.
 use weights::{Array, Metadata, Naming, Value};
 
 use crate::descriptor::ArchDescriptor;
 use crate::error::{Error, Result};
 use crate::names::{Key, ROPE_OBJECTS, TEXT_CONFIG, TINY};
 
-/// The metadata of a checkpoint as a family reads it.
+/// The metadata of a checkpoint, with a family's key names.
 #[derive(Clone)]
 pub(crate) struct Keys<'a> {
     metadata: &'a Metadata,
     naming: Naming,
     family: &'static ArchDescriptor,
-    /// Put before every key; several are tried in order.
+    /// Prefixes of keys, tried in order.
     prefixes: Vec<String>,
-    /// What `{rope}` stands for.
+    /// Objects that `{rope}` stands for.
     rope_objects: &'static [&'static str],
-    /// What `{l}` stands for; keys with it are not there without.
+    /// Layer that `{l}` stands for; without one, keys with `{l}` are skipped.
     layer: Option<usize>,
-    /// Whether numbers of layers with a window are asked for, which GGUF's keys say at their end.
+    /// True for layers with a window, whose GGUF keys may end in `_swa`.
     window: bool,
 }
 
-/// A value and the key that it stood under.
+/// A value and its key.
 struct Found<'a> {
     key: String,
     value: &'a Value,
@@ -43,12 +44,13 @@ impl<'a> Keys<'a> {
         Keys { metadata, naming, family, prefixes, rope_objects: ROPE_OBJECTS, layer: None, window: false }
     }
 
-    /// The same for one layer, with a window or without.
+    /// Keys of one layer, with a window or without.
     pub fn of_layer(&self, layer: usize, window: bool) -> Keys<'a> {
         Keys { layer: Some(layer), window, ..self.clone() }
     }
 
-    /// The same, with rotation parameters from other objects of config.json, if any of them is there.
+    /// Keys with RoPE parameters from other objects of config.json, if any of those objects is
+    /// present.
     pub fn with_rope_objects(&self, rope_objects: &'static [&'static str]) -> Option<Keys<'a>> {
         let keys = Keys { rope_objects, ..self.clone() };
         let there = |(key, _): (&str, &Value)| {
@@ -59,15 +61,15 @@ impl<'a> Keys<'a> {
         (self.naming == Naming::HuggingFace && self.metadata.iter().any(there)).then_some(keys)
     }
 
-    /// The convention of the names.
+    /// The convention of the file's names.
     pub fn naming(&self) -> Naming {
         self.naming
     }
 
-    /// Every name that a key can have, in the order in which they are tried.
+    /// Every possible name of a key, in the order in which they are tried.
     fn names(&self, key: Key) -> Vec<String> {
         let row = key.row();
-        // GGUF calls every number alike in all families.
+        // GGUF names do not depend on the family.
         let own = self.family.keys.iter().filter(|names| names.key == key && self.naming != Naming::Gguf);
         let own = own.map(|names| names.of(self.naming)).next();
         let templates = match (&own, self.naming) {
@@ -105,7 +107,7 @@ impl<'a> Keys<'a> {
             .find_map(|name| Some(Found { value: self.metadata.get(&name)?, key: name }))
     }
 
-    /// The key's name in the file, or the first that it could have.
+    /// The key's name in the file, or its first possible name.
     pub fn name(&self, key: Key) -> String {
         let first = || self.names(key).into_iter().next().unwrap_or_else(|| format!("({})", key.row().what));
         self.find(key).map_or_else(first, |f| f.key)
@@ -116,7 +118,7 @@ impl<'a> Keys<'a> {
         Error::BadKey { key: self.name(key), found: found.to_string(), expected: expected.to_string() }
     }
 
-    /// An error that it is not there.
+    /// An error that the key is missing.
     pub fn missing(&self, key: Key) -> Error {
         let (min, max) = key.row().range;
         Error::MissingKey {
@@ -125,7 +127,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A whole number; the family's usual one if the key is not there, `None` if it is null.
+    /// Reads an integer; the family's default if the key is missing, `None` if it is null.
     pub fn count(&self, key: Key) -> Result<Option<usize>> {
         match self.find(key) {
             None => Ok(self.family.default(self.naming, key).map(|v| v as usize)),
@@ -134,13 +136,13 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Whether files of this naming say a number in their metadata.
+    /// True if files of this naming store the number in their metadata.
     pub fn is_said(&self, key: Key) -> bool {
         !self.names(key).is_empty()
     }
 
-    /// CTranslate2 may give the queries of a layer a scale other than that of the head's columns; no converter of a known family
-    /// does.
+    /// Refuses CTranslate2 files whose layers scale queries by another factor than `1 /
+    /// sqrt(head_dim)`. No converter of a known family writes one.
     pub fn refuse_scaled_queries(&self) -> Result<()> {
         let scale =
             |(key, _): &(&str, &Value)| self.naming == Naming::CTranslate2 && key.ends_with("/queries_scale");
@@ -154,7 +156,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Whether the settings are those that the family is built for, where the file says them.
+    /// Checks that the settings in the file have the values that the family supports.
     pub fn check_settings(&self) -> Result<()> {
         for (setting, expected) in self.family.settings {
             let mut keys = self.prefixes.iter().map(|prefix| format!("{prefix}{setting}"));
@@ -165,7 +167,7 @@ impl<'a> Keys<'a> {
                 Value::Null => continue,
                 Value::Bool(b) => Some(i128::from(*b)),
                 Value::Int(i) => Some(*i),
-                _ => None,
+                Value::Float(_) | Value::Str(_) | Value::Array(_) => None,
             };
             if found != Some(*expected) {
                 return Err(Error::BadKey { key, found: show(value), expected: expected.to_string() });
@@ -174,12 +176,12 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
-    /// A whole number that must be there.
+    /// Reads an integer that must be present.
     pub fn need_count(&self, key: Key) -> Result<usize> {
         self.count(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A whole number for each layer: one for all, or a list.
+    /// Reads an integer for each layer, from one number or a list.
     pub fn counts(&self, key: Key, n_layers: usize) -> Result<Option<Vec<usize>>> {
         match self.find(key) {
             Some(Found { value: Value::Array(Array::Int(list)), .. }) => {
@@ -194,7 +196,8 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A list has an item for each layer. Those of GGUF may go on with the layers that predict further tokens.
+    /// Checks that a list has one item a layer. Lists in GGUF files may include layers for
+    /// multi-token prediction.
     fn check_items(&self, key: Key, n: usize, n_layers: usize) -> Result<()> {
         let is_gguf = self.naming == Naming::Gguf;
         let n_next = if is_gguf { self.count(Key::NextLayers)?.unwrap_or(0) } else { 0 };
@@ -208,18 +211,18 @@ impl<'a> Keys<'a> {
         let (min, max) = key.row().range;
         let number = match value {
             Value::Int(i) => usize::try_from(*i).ok(),
-            // Some converters wrote counts as f32.
+            // Some converters write counts as f32.
             Value::Float(f) if self.naming == Naming::Gguf && f.fract() == 0.0 && *f >= 0.0 => {
                 Some(*f as usize)
             }
-            _ => None,
+            Value::Null | Value::Bool(_) | Value::Float(_) | Value::Str(_) | Value::Array(_) => None,
         };
         number
             .filter(|n| (min..=max).contains(&(*n as f64)))
             .ok_or_else(|| self.bad(key, show(value), format!("a whole number {}", bounds(min, max))))
     }
 
-    /// A number; the family's usual one if the key is not there, `None` if it is null.
+    /// Reads a number; the family's default if the key is missing, `None` if it is null.
     pub fn real(&self, key: Key) -> Result<Option<f64>> {
         let Some(found) = self.find(key) else { return Ok(self.family.default(self.naming, key)) };
         let (min, max) = key.row().range;
@@ -227,7 +230,7 @@ impl<'a> Keys<'a> {
             Value::Null => return Ok(None),
             Value::Int(i) => *i as f64,
             Value::Float(f) => *f,
-            _ => f64::NAN,
+            Value::Bool(_) | Value::Str(_) | Value::Array(_) => f64::NAN,
         };
         if (min..=max).contains(&number) {
             return Ok(Some(number));
@@ -235,14 +238,16 @@ impl<'a> Keys<'a> {
         Err(self.bad(key, show(found.value), format!("a number {}", bounds(min, max))))
     }
 
-    /// A list of numbers.
+    /// Reads a list of numbers.
     pub fn reals(&self, key: Key) -> Result<Option<Vec<f32>>> {
         let Some(found) = self.find(key) else { return Ok(None) };
         let list = match found.value {
             Value::Null => return Ok(None),
             Value::Array(Array::Float(list)) => list.clone(),
             Value::Array(Array::Int(list)) => list.iter().map(|v| *v as f32).collect(),
-            other => return Err(self.bad(key, show(other), "a list of numbers")),
+            Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Str(_) | Value::Array(_) => {
+                return Err(self.bad(key, show(found.value), "a list of numbers"));
+            }
         };
         let (min, max) = key.row().range;
         match list.iter().find(|v| !(min..=max).contains(&f64::from(**v))) {
@@ -251,7 +256,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A truth value; the family's usual one if the key is not there.
+    /// Reads a boolean; the family's default if the key is missing.
     pub fn flag(&self, key: Key) -> Result<Option<bool>> {
         match self.find(key).map(|f| f.value) {
             None => Ok(self.family.default(self.naming, key).map(|v| v != 0.0)),
@@ -261,12 +266,14 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A truth value on which all places that say it agree; `None` if they do not, or none says it.
+    /// Reads a boolean from every place that has it; `None` if they differ or none has it.
     pub fn agreed_flag(&self, key: Key) -> Result<Option<bool>> {
-        let said = |name: &String| match self.metadata.get(name)? {
-            Value::Null => None,
-            Value::Bool(b) => Some(Ok(*b)),
-            other => Some(Err(self.bad(key, show(other), "true or false"))),
+        let said = |name: &String| {
+            let value = self.metadata.get(name).filter(|value| !matches!(value, Value::Null))?;
+            let Value::Bool(b) = value else {
+                return Some(Err(self.bad(key, show(value), "true or false")));
+            };
+            Some(Ok(*b))
         };
         let said = self.names(key).iter().filter_map(said).collect::<Result<Vec<bool>>>()?;
         match said[..] {
@@ -275,7 +282,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A word.
+    /// Reads a string.
     pub fn word(&self, key: Key) -> Result<Option<&'a str>> {
         match self.find(key).map(|f| f.value) {
             None | Some(Value::Null) => Ok(None),
@@ -284,7 +291,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// One of several choices for each layer, from a list of truth values, numbers or words.
+    /// Reads one of several choices for each layer, from a list of booleans, numbers or strings.
     pub fn choices<T>(
         &self,
         key: Key,
@@ -311,11 +318,11 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// One item of a list that says something about each layer.
+/// One item of a list with a choice for each layer.
 pub(crate) enum Choice<'a> {
-    /// A truth value, or whether a number is not 0.
+    /// A boolean, or a number compared with 0.
     Flag(bool),
-    /// A word.
+    /// A string.
     Word(&'a str),
 }
 
@@ -323,7 +330,7 @@ fn bounds(min: f64, max: f64) -> String {
     if min == TINY { format!("above 0, at most {max}") } else { format!("from {min} to {max}") }
 }
 
-/// A value as an error shows it.
+/// A value in the form that errors show.
 pub(crate) fn show(value: &Value) -> String {
     match value {
         Value::Int(i) => i.to_string(),

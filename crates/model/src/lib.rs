@@ -1,17 +1,18 @@
 //! Model families as data: descriptors, checkpoint numbers, tensor names, and the plan builder.
 //!
-//! How a model is read: [`FAMILIES`] is a table of [`ArchDescriptor`]s, plain data. [`ModelSpec::from_checkpoint`]
-//! picks the one whose names include the file's architecture, reads the numbers that the tables in [`names`] point to,
-//! and finds every tensor by its [`TensorRole`]. [`ModelSpec::plan`] then writes the forward pass as a flat list of Ops.
+//! Reading a model takes three steps. [`FAMILIES`] is a table of [`ArchDescriptor`]s, which are
+//! plain data. [`ModelSpec::from_checkpoint`] selects the descriptor that names the file's
+//! architecture, reads the numbers listed in [`names`], and finds every tensor by its
+//! [`TensorRole`]. [`ModelSpec::plan`] then writes the forward pass as a flat list of Ops.
 //!
-//! Nothing here computes, knows a file format, or knows a device. No code outside the tables asks which family it has:
-//! it reads a descriptor's fields.
+//! This crate computes nothing and knows no file format and no device. Code outside the tables
+//! reads a descriptor's fields and never compares family names.
 //!
 //! # Adding a family
 //!
-//! One entry in `families.rs`. If its tensors or keys are called differently, a row in `names.rs`. If it does something
-//! that no field describes, a field in `descriptor.rs` with its neutral value in [`ArchDescriptor::DENSE`], and the Ops
-//! for it in `build/`.
+//! Add one entry to `families.rs`. If its tensors or keys have other names, add rows to `names/`.
+//! If no field describes what the family does, add a field to `descriptor.rs`, its neutral value to
+//! [`ArchDescriptor::DENSE`], and the Ops for it to `build/`.
 #![deny(missing_docs)]
 
 mod adapters;
@@ -26,6 +27,8 @@ mod gguf_export;
 mod keys;
 mod missing;
 pub mod names;
+mod plans;
+mod read;
 mod recurrent;
 mod requantize;
 mod rope;
@@ -33,6 +36,7 @@ mod sampling;
 mod spec;
 mod speech;
 mod tensors;
+mod transpose;
 mod vision;
 
 pub use adapters::Adapter;

@@ -1,4 +1,5 @@
-//! What a file has and no family reads, and what a family needs and the file lacks: for a model that is refused.
+//! Differences between a refused file and the tables: unknown keys and tensors, and the first one
+//! that the family lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +13,7 @@ use crate::names::{
 };
 use crate::spec::ModelSpec;
 
-/// Keys of config.json that say nothing of how a model computes.
+/// Keys of config.json that do not affect the computation.
 const CARELESS: &[&str] = &[
     "architectures",
     "attention_dropout",
@@ -28,29 +29,30 @@ const CARELESS: &[&str] = &[
     "use_cache",
 ];
 
-/// Names, those of layers and experts once each.
+/// Differences between a file and a family. Names with layer or expert numbers appear once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
     /// The title of the family that the file was compared with.
     pub family: &'static str,
-    /// Whether it answers to the file's name.
+    /// True if the family has the file's architecture name.
     pub known: bool,
-    /// Keys that no table has.
+    /// Keys that are in no table.
     pub unknown_keys: Vec<String>,
-    /// Tensors that the family's tables do not have, `{l}` and `{e}` for numbers, with how many there are.
+    /// Tensors that are in no table of the family, with `{n}` for numbers, and their counts.
     pub unknown_tensors: Vec<String>,
-    /// The first that a known family needs and the file lacks.
+    /// The first key or tensor that a known family requires and the file lacks.
     pub absent: Vec<String>,
 }
 
 impl Missing {
-    /// Compare a file with the family that it names, or with the one whose tensors' names fit most of it.
+    /// Compares a file with the family that it names, or with the family whose tensor names fit
+    /// best.
     pub fn of(checkpoint: &Checkpoint) -> Missing {
         let found = ModelSpec::from_checkpoint(checkpoint);
         let (family, known) = match &found {
             Ok(spec) => (spec.family, true),
             Err(Error::UnknownFamily { .. }) => (nearest(checkpoint), false),
-            Err(_) => (crate::spec::family_of(checkpoint).unwrap_or_else(|| nearest(checkpoint)), true),
+            Err(_) => (crate::read::family_of(checkpoint).unwrap_or_else(|| nearest(checkpoint)), true),
         };
         let names = known_tensors(family, checkpoint.naming);
         let mut unknown: BTreeMap<String, usize> = BTreeMap::new();
@@ -84,7 +86,7 @@ fn pattern(name: &str) -> String {
     name.split('.').map(part).collect::<Vec<_>>().join(".")
 }
 
-/// The patterns of all tensors of a family.
+/// Name patterns of all tensors of a family.
 fn known_tensors(family: &ArchDescriptor, naming: Naming) -> BTreeSet<String> {
     let parts = [Some(family), family.encoder];
     let rows = parts.into_iter().flatten().flat_map(|family| family.tensors.iter().copied().flatten());
@@ -102,7 +104,7 @@ fn known_tensors(family: &ArchDescriptor, naming: Naming) -> BTreeSet<String> {
     rows.flat_map(full).collect()
 }
 
-/// The family whose names fit most of the file's tensors; of equals the first.
+/// The family whose names match most of the file's tensors; of equals, the first.
 fn nearest(checkpoint: &Checkpoint) -> &'static ArchDescriptor {
     let fits = |family: &ArchDescriptor| {
         let names = known_tensors(family, checkpoint.naming);
@@ -118,7 +120,8 @@ fn nearest(checkpoint: &Checkpoint) -> &'static ArchDescriptor {
     best.0
 }
 
-/// Keys that are in no table. Of GGUF files those of the architecture, of folders those of config.json.
+/// Keys that are in no table. Considers the architecture's keys of GGUF files, and config.json of
+/// folders.
 fn unknown_keys(checkpoint: &Checkpoint) -> Vec<String> {
     let gguf = checkpoint.naming == Naming::Gguf;
     let architecture = checkpoint.metadata.str("general.architecture").unwrap_or_default().to_owned() + ".";
@@ -135,7 +138,7 @@ fn unknown_keys(checkpoint: &Checkpoint) -> Vec<String> {
     };
     let name = |key: &str| match gguf {
         true => key.strip_prefix(architecture.as_str()).map(str::to_owned),
-        // Files beside config.json have prefixes of their own.
+        // Keys of other files beside config.json have prefixes.
         false => {
             let key = key.strip_prefix(TEXT_CONFIG).unwrap_or(key);
             let beside = ["generation_config.", "tokenizer", "modules", "pooling.", "dense.", "sentence"];

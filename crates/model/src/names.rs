@@ -1,5 +1,5 @@
-//! Names: the metadata key of each number ([`keys`](self)) and the name of each tensor, in GGUF files and in Hugging Face
-//! checkpoints. Everything here is a table.
+//! Tables of names: the metadata key of each number ([`keys`](self)) and the name of each tensor,
+//! in GGUF files and in Hugging Face checkpoints.
 
 mod keys;
 mod recurrent;
@@ -14,17 +14,19 @@ pub use roles::TensorRole;
 pub use speech::*;
 pub use tensors::*;
 
-/// Where config.json of a multimodal model keeps its language model; keys not there are looked for outside.
+/// Prefix of the language model's keys in config.json of a multimodal model. Keys without the
+/// prefix are the fallback.
 pub const TEXT_CONFIG: &str = "text_config.";
 
-/// Objects of config.json that hold rotation parameters: of one kind of layer, of all layers, and as older files say.
+/// Objects of config.json with RoPE parameters, in order: of full-attention layers, of all layers,
+/// and of older files.
 pub const ROPE_OBJECTS: &[&str] = &["rope_parameters.full_attention.", "rope_parameters.", "rope_scaling."];
 
-/// The same for layers with a window that have their own.
+/// Objects of config.json with RoPE parameters of layers with a window.
 pub const WINDOW_ROPE_OBJECTS: &[&str] = &["rope_parameters.sliding_attention."];
 
-/// What stands before the names of the language model in Hugging Face checkpoints: alone, in multimodal models as they
-/// were saved and as they are now, in a base model without a head, and in an encoder with one.
+/// Prefixes of the language model's names in Hugging Face checkpoints. The kinds are: a language
+/// model; multimodal models, older and newer; a base model without a head; encoders with a head.
 pub const MODEL_PREFIXES: &[&str] = &[
     "model.",
     "language_model.model.",
@@ -37,8 +39,9 @@ pub const MODEL_PREFIXES: &[&str] = &[
     "backbone.",
 ];
 
-/// In place of those, where the layer that predicts one token more has names of its own and is counted from 0.
+/// Prefix that replaces [`MODEL_PREFIXES`] in layers for multi-token prediction that are named
+/// apart and counted from 0.
 pub const NEXT_PREFIX: &str = "mtp.";
 
-/// Parts of names of tensors that hold what is computed here anyway.
+/// Parts of names of tensors that are not read, because their values are computed.
 pub const IGNORED: &[&str] = &["rotary_emb.", ".attn_rot_embd.", "mel_filters"];

@@ -1,46 +1,48 @@
-//! The numbers of recurrent layers, and which layers are.
+//! The numbers of recurrent layers.
 
-use crate::descriptor::{ArchDescriptor, RecurrentKind, RecurrentPlace};
+use crate::descriptor::{ArchDescriptor, RecurrentKind};
 use crate::error::Result;
 use crate::keys::Keys;
-use crate::names::{Key, TensorRole};
-use crate::tensors::Tensors;
+use crate::names::Key;
 
-/// A recurrent layer. A short convolution has one head as wide as the residual stream, and no state but its rows.
+/// A recurrent layer. A short convolution has one head as wide as the residual stream, and no state
+/// besides its last rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecurrentSpec {
-    /// Which recurrence.
+    /// The kind of recurrence.
     pub kind: RecurrentKind,
     /// Heads; a multiple of `n_groups`.
     pub n_heads: usize,
-    /// Columns of a head of what goes in and of what comes out.
+    /// Columns of a head's input and output.
     pub head_dim: usize,
-    /// Groups of heads that share where things go in the state and what comes out.
+    /// Groups of heads that share q and k.
     pub n_groups: usize,
     /// Rows of a head's state.
     pub rows: usize,
-    /// Positions that the convolution before it sees.
+    /// Positions in the window of the short convolution before the recurrence.
     pub conv_size: usize,
-    /// Head `h` is of group `h % n_groups`, and not of `h / (n_heads / n_groups)`.
+    /// True if head `h` is in group `h % n_groups`; false if it is in group `h / (n_heads /
+    /// n_groups)`.
     pub tiled: bool,
-    /// Its gate follows its norm.
+    /// True if the gate follows the norm.
     pub gate_after_norm: bool,
-    /// Each row of a state decays by itself; steps and the gate come through as many columns as a head has.
+    /// True if each row of a state has its own decay. Steps and the gate are then projected through
+    /// `head_dim` columns.
     pub by_rows: bool,
 }
 
 impl RecurrentSpec {
-    /// Columns of all heads.
+    /// Columns of all heads together.
     pub fn inner(&self) -> usize {
         self.n_heads * self.head_dim
     }
 
-    /// Columns of all groups.
+    /// Columns of q or k of all groups together.
     pub fn shared(&self) -> usize {
         self.n_groups * self.rows
     }
 
-    /// The numbers of the family's recurrent layers, if it has any.
+    /// Reads the numbers of the family's recurrent layers, if it has any.
     pub(crate) fn read(
         keys: &Keys<'_>,
         family: &ArchDescriptor,
@@ -83,67 +85,37 @@ impl RecurrentSpec {
             rows: keys.need_count(Key::StateRows)?,
             conv_size,
             tiled: recurrent.tiled.of(keys.naming()),
-            gate_after_norm: match kind {
-                RecurrentKind::GatedDelta => true,
-                _ => keys.flag(Key::GateAfterNorm)?.unwrap_or(false),
-            },
+            gate_after_norm: kind == RecurrentKind::GatedDelta
+                || keys.flag(Key::GateAfterNorm)?.unwrap_or(false),
             by_rows: recurrent.by_rows,
         }))
     }
 }
 
-/// What mixes the positions of a sequence in a layer: recurrence, attention, both, or nothing.
-pub(crate) struct Mixers {
-    pub attends: bool,
-    pub recurs: bool,
-}
-
-impl Mixers {
-    /// Of layer `l`, as its tensors say where the family leaves it to them.
-    pub fn of(family: &ArchDescriptor, tensors: &Tensors<'_>, l: usize) -> Mixers {
-        let has = |role| tensors.has_in(role, l);
-        // Attention's output may have the same name as a recurrence's; a decay it has none.
-        let tells = match family.recurrent.map(|r| r.kind) {
-            Some(RecurrentKind::ShortConv) | None => TensorRole::RecurrentOut,
-            Some(RecurrentKind::GatedDelta | RecurrentKind::SelectiveScan) => TensorRole::Rate,
-        };
-        let (attends, recurs) = match family.recurrent.map(|r| r.place) {
-            None => (true, false),
-            Some(RecurrentPlace::Everywhere) => (false, true),
-            Some(RecurrentPlace::BesideAttention) => (true, true),
-            Some(RecurrentPlace::InsteadOfAttention) => {
-                let recurs = has(tells);
-                (!recurs, recurs)
-            }
-            Some(RecurrentPlace::OneMixer) => (has(TensorRole::AttnOut), has(TensorRole::RecurrentOut)),
-        };
-        Mixers { attends, recurs }
-    }
-}
-
-/// Factors that some checkpoints keep apart from their weights; converters to GGUF multiply them in.
+/// Factors that some checkpoints store apart from their weights. Converters to GGUF multiply them
+/// into the weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {
-    /// On the input of attention.
+    /// Factor on the input of attention.
     pub attention_in: f32,
-    /// On its output.
+    /// Factor on the output of attention.
     pub attention_out: f32,
-    /// On keys.
+    /// Factor on keys.
     pub key: f32,
-    /// On the input of a scan.
+    /// Factor on the input of a scan.
     pub scan_in: f32,
-    /// On its output.
+    /// Factor on the output of a scan.
     pub scan_out: f32,
-    /// On the parts of its projection: gate, v, k, q, step.
+    /// Factors on the parts of a scan's projection: gate, v, k, q, step.
     pub scan_parts: [f32; 5],
-    /// On the gate of the feed-forward network, before its function.
+    /// Factor on the gate of the feed-forward network, before its activation.
     pub ffn_gate: f32,
-    /// On its output.
+    /// Factor on the output of the feed-forward network.
     pub ffn_out: f32,
 }
 
 impl Multipliers {
-    /// None.
+    /// All factors 1.
     pub const ONE: Multipliers = Multipliers {
         attention_in: 1.0,
         attention_out: 1.0,

@@ -1,8 +1,9 @@
-//! Float matrices, requantised to 8 bits when a model is loaded.
+//! Float matrices requantised to 8 bits at load.
 //!
-//! A file's F32, F16 and BF16 matrices cost 4 or 2 bytes a weight each time they are read, and are multiplied in f32. As Q8_0
-//! they cost 8.5 bits and are multiplied as integers, with activations in 8 bits. The price: this memory is the process's
-//! own, the file is read once at load, and each weight moves by at most half a step of its 32 neighbours' largest / 127.
+//! F32, F16 and BF16 matrices cost 4 or 2 bytes a weight for each read, and are multiplied in f32.
+//! As Q8_0 they cost 8.5 bits a weight, and are multiplied as integers with 8-bit activations. In
+//! return the matrices occupy the process's own memory, the file is read once at load, and a weight
+//! changes by at most half a step. A step is 1/127 of the largest of 32 weights.
 
 use std::collections::HashMap;
 use std::num::NonZero;
@@ -10,21 +11,21 @@ use std::num::NonZero;
 use device::{Op, Plan, Weight};
 use weights::{BlockType, Bytes, codec};
 
-/// The type that matrices are given.
+/// The type to which matrices are requantised.
 const TO: BlockType = BlockType::Q8_0;
 
-/// How float matrices are held.
+/// Storage of float matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightType {
-    /// As the file has them, where they lie in it.
+    /// Views of the file, in the file's type.
     #[default]
     AsStored,
-    /// In 8 bits with a scale for each 32 columns. Tables, vectors, matrices that are quantised already, and those whose
-    /// columns are no multiple of 32 stay as they are.
+    /// 8 bits with a scale for each 32 columns. Tables, vectors, quantised matrices, and matrices
+    /// whose columns are not a multiple of 32 stay unchanged.
     Q8_0,
 }
 
-/// Where a matrix lies: weights of several plans may be views of the same bytes.
+/// Place of a matrix's bytes, which weights of several plans may share.
 type DataRange = (*const u8, usize);
 
 fn data_range(weight: &Weight) -> DataRange {
@@ -39,11 +40,11 @@ fn is_plain(weight: &Weight) -> bool {
         && weight.n_cols().is_multiple_of(TO.block_len())
 }
 
-/// The float matrices of some plans.
+/// The float matrices of some plans, each once.
 pub struct PlainMatrices(HashMap<DataRange, Weight>);
 
 impl PlainMatrices {
-    /// The matrices of all plans that rows are multiplied with, each once.
+    /// Finds all float matrices that are multiplied in any plan.
     pub fn of(plans: &[Plan]) -> PlainMatrices {
         let linear = plans.iter().flat_map(|plan| {
             plan.primitives().filter_map(|op| {
@@ -54,12 +55,13 @@ impl PlainMatrices {
         PlainMatrices(linear.filter(|w| is_plain(w)).map(|w| (data_range(w), w.clone())).collect())
     }
 
-    /// Bytes that they take in 8 bits.
+    /// Bytes of the matrices in 8 bits.
     pub fn bytes(&self) -> u64 {
         self.0.values().map(|weight| (weight.n_rows() * TO.row_bytes(weight.n_cols())) as u64).sum()
     }
 
-    /// Requantise them. All weights that are views of the same bytes, such as a table that is also the head, are replaced.
+    /// Requantises the matrices. Replaces all weights that are views of the same bytes, such as a
+    /// table that is also the head.
     pub fn quantize(&self, plans: &mut [Plan]) {
         let mut buffer = Vec::new();
         let new: HashMap<DataRange, Bytes> =
@@ -72,7 +74,8 @@ impl PlainMatrices {
     }
 }
 
-/// The rows of a matrix in the new type, by all processors; `buffer` for the next matrix's use.
+/// The rows of a matrix in the new type, computed on all processors. `buffer` is reused between
+/// matrices.
 fn encode(weight: &Weight, buffer: &mut Vec<u8>) -> Bytes {
     let (n_rows, n_cols) = (weight.n_rows(), weight.n_cols());
     let row_bytes = TO.row_bytes(n_cols);
@@ -120,7 +123,7 @@ mod tests {
         let y = b.linear(y, 96, BlockType::Q4_0, false);
         let logits = b.linear(y, 33, BlockType::F32, false);
         let first = b.finish(logits);
-        // Another plan has the same head, and a table that is a view of it.
+        // The second plan has the same head, and a table that is a view of it.
         let head = first.weights.last().cloned().unwrap_or_else(|| panic!("the head"));
         let mut b = PlanBuilder::new(4, 33);
         let x = b.embed(96);
@@ -130,7 +133,7 @@ mod tests {
         let before = [weights(&first), weights(&second)];
         let mut plans = [first, second];
         let matrices = PlainMatrices::of(&plans);
-        // 64 to 80 and 96 to 33; 80 columns are no multiple of 32.
+        // Matrices 64 to 80 and 96 to 33 qualify; 80 columns are not a multiple of 32.
         assert_eq!(matrices.bytes(), ((80 * 64 + 33 * 96) / 32 * 34) as u64);
         matrices.quantize(&mut plans);
         plans.iter().for_each(|plan| plan.check().unwrap_or_else(|error| panic!("{error}")));
@@ -146,7 +149,8 @@ mod tests {
                 for (values, old) in values.chunks(32).zip(old.chunks(32)) {
                     let step = old.iter().fold(0f32, |m, v| m.max(v.abs())) / 127.0;
                     for (value, old) in values.iter().zip(old) {
-                        // Half a step, and the rounding of the scale to f16 at 127 steps.
+                        // The tolerance is half a step, and the rounding of the scale to f16 at 127
+                        // steps.
                         assert!(
                             (value - old).abs() <= step * (0.5 + 127.0 / 2048.0),
                             "{name}: {value} for {old}"
@@ -158,7 +162,7 @@ mod tests {
         assert_eq!(n_changed, 4);
         let [of_first, of_second] = [0, 1].map(|i| plans[i].weights.last().map(|w| w.data.as_ptr()));
         assert_eq!(of_first, of_second);
-        // Nothing is left to do, and nothing is done to what is quantised.
+        // A second pass finds nothing to requantise.
         assert_eq!(PlainMatrices::of(&plans).bytes(), 0);
     }
 }

@@ -1,7 +1,8 @@
-//! Rotation frequencies and the ways in which checkpoints stretch them to longer contexts.
+//! RoPE frequencies, and the ways in which checkpoints stretch them to longer contexts.
 //!
-//! Pair `i` of a head's `n_dims` rotating columns turns by `theta^(-2i / n_dims)` radians a position (Su et al. 2021,
-//! RoFormer). Computed in f64 and rounded once: the reference computes in f32, which differs by a relative 1e-7.
+//! Pair `i` of a head's `n_dims` rotated columns has the frequency `theta^(-2i / n_dims)` radians a
+//! position (Su et al. 2021, RoFormer). Frequencies are computed in f64 and rounded once. The
+//! reference computes them in f32, which differs by a relative 1e-7.
 
 use std::f64::consts::PI;
 use std::fmt;
@@ -12,68 +13,69 @@ use crate::error::{Error, Result};
 use crate::keys::Keys;
 use crate::names::Key;
 
-/// The rotation of one layer, or of many.
+/// RoPE of one or more layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
-    /// The base.
+    /// Base of the frequencies.
     pub theta: f64,
-    /// Columns of a head that turn; even.
+    /// Columns of a head that rotate; even.
     pub n_dims: usize,
-    /// How frequencies are stretched.
+    /// Scaling of the frequencies for longer contexts.
     pub scaling: RopeScaling,
-    /// `(n_dims / 2)`: divisors that the file holds ready-made.
+    /// `(n_dims / 2)`: divisors of the frequencies that the file stores.
     pub divisors: Option<Vec<f32>>,
 }
 
-/// How frequencies are stretched.
+/// Scaling of RoPE frequencies for longer contexts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
-    /// Frequencies are those of whole heads, divided by `factor`; pairs beyond `part` of them stand still.
+    /// Frequencies of whole heads, divided by `factor`; only the first `part` of the pairs rotates.
     Proportional {
-        /// Of the pairs, those that turn.
+        /// Share of the pairs that rotate.
         part: f64,
-        /// 1 for most.
+        /// Divisor of the frequencies; mostly 1.
         factor: f64,
     },
-    /// All divided by `factor` (Chen et al. 2023, position interpolation).
+    /// All frequencies divided by `factor` (Chen et al. 2023, position interpolation).
     Linear {
-        /// At least 1.
+        /// Divisor of the frequencies; at least 1.
         factor: f64,
     },
-    /// Wavelengths over `original / low` are divided by `factor`, those under `original / high` kept, those between are
-    /// blended (Llama 3.1's published code).
+    /// Frequencies with wavelengths over `original / low` are divided by `factor`, those under
+    /// `original / high` are kept, and those between are blended (Llama 3.1's published code).
     ByWavelength {
         /// The divisor of the lowest frequencies.
         factor: f64,
         /// Rotations over the original context below which a frequency is divided.
         low: f64,
-        /// Rotations above which it is kept.
+        /// Rotations over the original context above which a frequency is kept.
         high: f64,
         /// The original context, in positions.
         original: f64,
     },
-    /// As [`Self::ByWavelength`] with a linear ramp over pairs (Peng et al. 2023).
+    /// Like [`Self::ByWavelength`], with a linear ramp over pairs (YaRN; Peng et al. 2023).
     Yarn {
         /// The divisor of the lowest frequencies.
         factor: f64,
         /// Rotations over the original context above which a frequency is kept.
         beta_fast: f64,
-        /// Rotations below which it is divided.
+        /// Rotations over the original context below which a frequency is divided.
         beta_slow: f64,
         /// The original context, in positions.
         original: f64,
-        /// Whether the ramp's ends are rounded to whole pairs.
+        /// True if the ramp's ends are rounded to whole pairs.
         truncate: bool,
         /// Factor on cosine and sine.
         attention_factor: f64,
     },
-    /// Each pair has its divisor, one list for contexts up to the original and one beyond (Ding et al. 2024).
+    /// One divisor for each pair, with one list for contexts up to the original and one beyond it
+    /// (Ding et al. 2024).
     LongRope {
-        /// `(n_dims / 2)`
+        /// `(n_dims / 2)`: divisors for contexts up to the original.
         short: Vec<f32>,
-        /// `(n_dims / 2)`
+        /// `(n_dims / 2)`: divisors for longer contexts.
         long: Vec<f32>,
         /// The original context, in positions.
         original: f64,
@@ -82,7 +84,7 @@ pub enum RopeScaling {
     },
 }
 
-/// Tensors that hold divisors, already read.
+/// Frequency divisors that the checkpoint stores as tensors.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RopeTensors {
     pub divisors: Option<Vec<f32>>,
@@ -91,7 +93,7 @@ pub(crate) struct RopeTensors {
 }
 
 impl RopeSpec {
-    /// `(n_dims / 2)` radians a position, for a context of `n_ctx` positions.
+    /// `(n_dims / 2)`: frequencies in radians a position, for a context of `n_ctx` positions.
     pub fn frequencies(&self, n_ctx: usize) -> Vec<f32> {
         let n_dims = self.n_dims as f64;
         let frequency = |i: usize| self.theta.powf(-2.0 * i as f64 / n_dims);
@@ -140,11 +142,14 @@ impl RopeSpec {
             RopeScaling::Yarn { attention_factor, .. } | RopeScaling::LongRope { attention_factor, .. } => {
                 attention_factor as f32
             }
-            _ => 1.0,
+            RopeScaling::None
+            | RopeScaling::Proportional { .. }
+            | RopeScaling::Linear { .. }
+            | RopeScaling::ByWavelength { .. } => 1.0,
         }
     }
 
-    /// Read the rotation of layers whose heads have `head_dim` columns.
+    /// Reads the RoPE of layers whose heads have `head_dim` columns.
     pub(crate) fn read(
         keys: &Keys<'_>,
         head_dim: usize,
@@ -165,11 +170,11 @@ impl RopeSpec {
     }
 }
 
-/// The word for [`RopeScaling::Proportional`].
+/// The checkpoints' word for [`RopeScaling::Proportional`].
 const PROPORTIONAL: &str = "proportional";
 
 fn n_dims(keys: &Keys<'_>, head_dim: usize) -> Result<usize> {
-    // Proportional rotations are of whole heads, and stand still where others have none.
+    // Proportional frequencies are those of the whole head; pairs beyond the part have frequency 0.
     let proportional = keys.word(Key::RopeKind)? == Some(PROPORTIONAL);
     let part = if proportional { None } else { keys.real(Key::RopePart)? };
     let n_dims = match keys.count(Key::RopeDims)? {
@@ -191,7 +196,8 @@ fn scaling(keys: &Keys<'_>, n_dims: usize, n_ctx_train: usize, tensors: &RopeTen
     let need = |key: Key| keys.real(key)?.ok_or_else(|| keys.missing(key));
     let original = keys.real(Key::RopeContext)?.unwrap_or(n_ctx_train as f64);
     let stretch = n_ctx_train as f64 / original;
-    // GGUF: 0 says none, and a file with a factor and no word means linear; ready-made factors need no word either.
+    // In GGUF files 0 means no scaling. A factor without a kind means linear, and stored divisors
+    // need no kind.
     let factor = keys.real(Key::RopeFactor)?.filter(|f| *f != 0.0);
     let kind = match keys.word(Key::RopeKind)? {
         _ if tensors.long.is_some() => "longrope",
@@ -200,7 +206,7 @@ fn scaling(keys: &Keys<'_>, n_dims: usize, n_ctx_train: usize, tensors: &RopeTen
         None => "default",
     };
     match kind {
-        // Of positions with three axes, whose numbers are read with the tower.
+        // "mrope" marks positions with three axes, whose sections are read with the vision tower.
         "default" | "none" | "mrope" => Ok(RopeScaling::None),
         PROPORTIONAL => Ok(RopeScaling::Proportional {
             part: keys.real(Key::RopePart)?.unwrap_or(1.0),
@@ -228,7 +234,7 @@ fn scaling(keys: &Keys<'_>, n_dims: usize, n_ctx_train: usize, tensors: &RopeTen
             let magnitude = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
             let given = keys.real(Key::RopeAttention)?;
             let attention_factor = match (keys.naming(), given) {
-                // It is in the scores, of queries and keys alike.
+                // The factor is applied to attention scores instead, on queries and keys.
                 (Naming::Gguf, given) if keys.real(Key::RopeLogMultiplier)?.is_some_and(|m| m != 0.0) => {
                     given.unwrap_or(1.0)
                 }

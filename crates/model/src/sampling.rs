@@ -1,37 +1,38 @@
-//! How the makers of a model recommend that its tokens be chosen: `general.sampling.…` of a GGUF file, generation_config.json of a
-//! Hugging Face folder.
+//! Sampling parameters that a model's makers recommend: `general.sampling.…` of a GGUF file,
+//! generation_config.json of a Hugging Face folder.
 
 use weights::keys::GENERATION_PREFIX;
 use weights::{Checkpoint, Metadata, Naming, Value};
 
-/// Numbers that the checkpoint says; `None`: it says none, or one outside its limits, which is as much as none.
+/// Recommended sampling parameters; `None` if the checkpoint has none, or one outside its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SamplingAdvice {
-    /// Divides the logits; at least 0.
+    /// Divisor of the logits; at least 0.
     pub temperature: Option<f32>,
-    /// So many best tokens are kept; 0 keeps all.
+    /// Number of most likely tokens kept; 0 keeps all.
     pub top_k: Option<usize>,
-    /// The best tokens are kept whose probabilities sum to this, 0 to 1.
+    /// Cumulative probability of the most likely tokens kept, 0 to 1.
     pub top_p: Option<f32>,
-    /// Tokens stay that are at least so likely, compared to the best one; 0 to 1.
+    /// Smallest probability of a token kept, relative to the most likely one; 0 to 1.
     pub min_p: Option<f32>,
-    /// Divides positive logits of recent tokens, multiplies negative ones; above 0.
+    /// Repetition penalty: divides positive logits of recent tokens and multiplies negative ones;
+    /// above 0.
     pub repeat_penalty: Option<f32>,
-    /// How many tokens back that looks; 0 is the whole text.
+    /// Number of recent tokens that the repetition penalty covers; 0: the whole text.
     pub penalty_window: Option<usize>,
 }
 
-/// The keys of a naming: temperature, top-k, top-p, min-p, penalty of repetition.
+/// Key names for a naming: temperature, top-k, top-p, min-p, repetition penalty.
 const GGUF: [&str; 5] = ["temp", "top_k", "top_p", "min_p", "penalty_repeat"];
 const HUGGING_FACE: [&str; 5] = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"];
 
-/// How keys of GGUF begin.
+/// Prefix of GGUF keys.
 const PREFIX: &str = "general.sampling.";
-/// How many tokens back llama.cpp's penalties look: -1 is the whole context, 0 is off.
+/// Key of llama.cpp's penalty window in tokens: -1 is the whole context, 0 turns the penalty off.
 const WINDOW: &str = "general.sampling.penalty_last_n";
 
 impl SamplingAdvice {
-    /// What a checkpoint says.
+    /// Reads a checkpoint's recommendations.
     pub fn of(checkpoint: &Checkpoint) -> SamplingAdvice {
         let metadata = &checkpoint.metadata;
         match checkpoint.naming {
@@ -48,14 +49,14 @@ impl SamplingAdvice {
         }
     }
 
-    /// What generation_config.json says, whose keys are in the metadata.
+    /// Reads the keys of generation_config.json.
     pub(crate) fn of_generation_config(metadata: &Metadata) -> SamplingAdvice {
-        // Such a file holds what would be used, were tokens drawn.
+        // The parameters apply to sampling only, and this file recommends greedy decoding.
         if metadata.bool(&format!("{GENERATION_PREFIX}do_sample")) == Some(false) {
             return SamplingAdvice::default();
         }
         let advice = SamplingAdvice::read(metadata, GENERATION_PREFIX, HUGGING_FACE);
-        // There it counts the whole text.
+        // In transformers the penalty covers the whole text.
         SamplingAdvice { penalty_window: advice.repeat_penalty.map(|_| 0), ..advice }
     }
 
@@ -67,7 +68,7 @@ impl SamplingAdvice {
         };
         SamplingAdvice {
             temperature: within(temperature, 0.0, 100.0),
-            // llama.cpp's word for all is 0, that of others -1.
+            // llama.cpp writes 0 for all tokens, others -1.
             top_k: top_k.map(|n| n.max(0.0) as usize),
             top_p: within(top_p, 0.0, 1.0),
             min_p: within(min_p, 0.0, 1.0),
@@ -76,7 +77,7 @@ impl SamplingAdvice {
         }
     }
 
-    /// Add the keys of a GGUF file.
+    /// Adds the keys of a GGUF file.
     pub(crate) fn write(&self, metadata: &mut Metadata) {
         let real = |n: f32| Value::Float(f64::from(n));
         let count = |n: usize| Value::Int(n as i128);

@@ -1,6 +1,7 @@
-//! From roles to weights: finds each tensor under its name, checks its shape, and takes the rows that belong to the role.
+//! From roles to weights: finds each tensor by name, checks its shape, and selects the rows of the
+//! role.
 //!
-//! Whatever is taken is also marked as used, so that what no layer asked for can be reported.
+//! Every tensor found is marked as used, so that unused ones can be reported.
 
 mod experts;
 mod shape;
@@ -9,12 +10,13 @@ mod values;
 use std::collections::{BTreeSet, HashMap};
 
 use device::Weight;
-use weights::{BlockType, Bytes, Checkpoint, LeftOut, Naming, Planes, Tensor};
+use weights::{BlockType, Checkpoint, LeftOut, Naming, Planes, Tensor};
 
 use crate::descriptor::ArchDescriptor;
 use crate::error::{Error, Result};
-use crate::names::{Key, MEASURES, MODEL_PREFIXES, NEXT_PREFIX, TensorName, TensorRole};
+use crate::names::{KEYS_FROM_SHAPES, Key, MODEL_PREFIXES, NEXT_PREFIX, TensorName, TensorRole};
 use crate::spec::ModelSpec;
+use crate::transpose::{short, transposed_bytes, value_bytes};
 
 pub(crate) use experts::lies_as;
 pub(crate) use shape::shape;
@@ -27,27 +29,29 @@ pub(crate) struct Tensors<'a> {
     /// The layer whose names begin with [`NEXT_PREFIX`].
     next: Option<usize>,
     by_name: HashMap<&'a str, &'a Tensor>,
-    /// What the file has and no weights are.
+    /// Tensors of the file that are not weights.
     left_out: &'a [LeftOut],
     used: BTreeSet<&'a str>,
-    /// Another name of the embedding, the head's.
+    /// The head's name, if the head is the embedding under another name.
     alias: Option<&'a str>,
-    /// Norms are stored with the 1 that the family leaves out: MLX adds it where it turns the taps of convolutions.
+    /// True if norm weights include the 1 that the family's checkpoints leave out. MLX adds it when
+    /// it transposes the taps of convolutions.
     has_whole_norms: bool,
-    /// Whether vectors are decoded. If not, zeros stand for them, and no byte of a file is touched to check its tensors.
+    /// True if vectors are decoded. Otherwise zeros replace them, and checking tensors reads no
+    /// byte of the file.
     decodes: bool,
 }
 
-/// Taps `(cols, size, 1)`, as MLX keeps them; those of others are `(cols, 1, size)`.
-fn is_turned_convolution(tensor: &Tensor) -> bool {
+/// True for taps `(cols, size, 1)`, as MLX stores them; other files store `(cols, 1, size)`.
+fn is_transposed_convolution(tensor: &Tensor) -> bool {
     tensor.name.ends_with("conv1d.weight") && matches!(tensor.shape[..], [_, size, 1] if size > 1)
 }
 
-/// Where a role's rows lie.
+/// The tensor that holds a role's rows.
 struct Located<'a> {
     tensor: &'a Tensor,
     stacked: &'static [TensorRole],
-    /// The tensor is `(n_in, n_out)`.
+    /// True if the tensor is `(n_in, n_out)`.
     transposed: bool,
 }
 
@@ -64,7 +68,7 @@ impl<'a> Tensors<'a> {
             left_out: &checkpoint.left_out,
             used: BTreeSet::new(),
             alias: None,
-            has_whole_norms: checkpoint.tensors.iter().any(is_turned_convolution),
+            has_whole_norms: checkpoint.tensors.iter().any(is_transposed_convolution),
             decodes: true,
         };
         for prefix in MODEL_PREFIXES {
@@ -77,19 +81,19 @@ impl<'a> Tensors<'a> {
         tensors
     }
 
-    /// Go over to the names of another part of the same model.
-    pub fn turn_to(&mut self, family: &'static ArchDescriptor) {
+    /// Switches to the tensor names of another part of the same model.
+    pub fn use_names_of(&mut self, family: &'static ArchDescriptor) {
         self.family = family;
     }
 
-    /// From here on names, shapes and types only.
+    /// Stops decoding values: only names, shapes and types are checked.
     pub fn without_values(&mut self) {
         self.decodes = false;
     }
 
-    /// The rows of the table that speak of a role: those of the first of the family's tables that has any.
+    /// The names of a role: its rows in the first of the family's tables that has any.
     pub fn rows(&self, role: TensorRole) -> Vec<&'static TensorName> {
-        let of = |table: &&'static [TensorName]| table.iter().filter(|n| n.role == role).collect::<Vec<_>>();
+        let of = |table: &&'static [TensorName]| table.iter().filter(|n| n.holds(role)).collect::<Vec<_>>();
         self.family.tensors.iter().map(of).find(|rows| !rows.is_empty()).unwrap_or_default()
     }
 
@@ -103,7 +107,7 @@ impl<'a> Tensors<'a> {
         self.rows(role).into_iter().filter_map(expand).collect()
     }
 
-    /// What a row of the table calls a tensor of this file.
+    /// The name of a tensor in this file, from a row of the table.
     pub fn name(&self, row: &TensorName, layer: Option<usize>, suffix: &str) -> Option<String> {
         match layer {
             Some(l) if self.next == Some(l) => row.full_name(self.naming, NEXT_PREFIX, Some(0), suffix),
@@ -111,7 +115,8 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// Whether this layer is the one that predicts one token more and has names of its own; they are its names from now on.
+    /// True if this layer is for multi-token prediction and has names of its own. Lookups in the
+    /// layer then use them.
     pub fn names_next(&mut self, layer: usize) -> bool {
         self.next = Some(layer);
         if self.naming != Naming::HuggingFace || !self.has_in(TensorRole::NextProjection, layer) {
@@ -120,7 +125,7 @@ impl<'a> Tensors<'a> {
         self.next.is_some()
     }
 
-    /// The tensor of exactly this name.
+    /// The tensor with exactly this name.
     pub fn named(&self, name: &str) -> Option<&'a Tensor> {
         self.by_name.get(name).copied()
     }
@@ -139,17 +144,18 @@ impl<'a> Tensors<'a> {
         self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))
     }
 
-    /// Whether the file has a tensor for a role outside the layers.
+    /// True if the file has a tensor for a role outside the layers.
     pub fn has(&self, role: TensorRole) -> bool {
         self.locate(role, None, "weight").is_some()
     }
 
-    /// Whether it has one for a role in a layer.
+    /// True if the file has a tensor for a role in a layer.
     pub fn has_in(&self, role: TensorRole, layer: usize) -> bool {
         self.locate(role, Some(layer), "weight").is_some()
     }
 
-    /// Whether the head is the embedding: the file has none, or the embedding's bytes under another name.
+    /// True if the head is the embedding: the file has no head, or stores the embedding's bytes
+    /// under a second name.
     pub fn is_head_tied(&mut self) -> bool {
         let Some(head) = self.locate(TensorRole::Output, None, "weight") else { return true };
         let embedding = self.locate(TensorRole::TokenEmbedding, None, "weight");
@@ -158,18 +164,21 @@ impl<'a> Tensors<'a> {
         tied
     }
 
-    /// A number as the shapes of tensors say it, for files whose metadata does not. `None`: no shape says it.
+    /// Reads a number from tensor shapes, for files whose metadata lacks it. `None`: no shape tells
+    /// it.
     pub fn measure(&self, key: Key) -> Result<Option<usize>> {
         let (min, max) = key.row().range;
-        let Some((_, role, dimension)) = MEASURES.iter().find(|(k, ..)| *k == key) else { return Ok(None) };
-        // The first layer speaks for all.
+        let Some((_, role, dimension)) = KEYS_FROM_SHAPES.iter().find(|(k, ..)| *k == key) else {
+            return Ok(None);
+        };
+        // All layers are like the first.
         let layer = matches!(key, Key::Ffn | Key::Layers | Key::LaurelRank).then_some(0);
         let Some(Located { tensor, .. }) = self.locate(*role, layer, "weight") else {
             return Err(self.missing_as(*role, layer, "weight", vec![]));
         };
-        let n = match key {
-            Key::Layers => self.highest_layer(*role).and_then(|l| l.checked_add(1)),
-            _ => tensor.shape.get(*dimension).copied(),
+        let n = match key == Key::Layers {
+            true => self.highest_layer(*role).and_then(|l| l.checked_add(1)),
+            false => tensor.shape.get(*dimension).copied(),
         };
         match n.filter(|n| (min..=max).contains(&(*n as f64))) {
             Some(n) => Ok(Some(n)),
@@ -177,9 +186,9 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// The highest number of a layer in the names of tensors, whichever they are; `role` tells how layers are called.
+    /// The highest layer number in tensor names. The name of `role` shows where the number is.
     fn highest_layer(&self, role: TensorRole) -> Option<usize> {
-        // A number that no layer has, to find where it stands in the name.
+        // A placeholder for the layer number, which no layer has.
         const MARK: usize = 999_999;
         let names =
             self.rows(role).into_iter().filter_map(|n| n.expand(self.naming, self.model_prefix, Some(MARK)));
@@ -192,7 +201,7 @@ impl<'a> Tensors<'a> {
         numbers.max()
     }
 
-    /// The weight matrix of a role, a view of the file.
+    /// The weight matrix of a role, a view of the file if its layout allows.
     pub fn matrix(&mut self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Weight> {
         let shape = shape(spec, role, layer);
         let located = self.required(spec, role, layer)?;
@@ -200,14 +209,12 @@ impl<'a> Tensors<'a> {
             return self.convolution(role, located.tensor, [n_out, n_in, size]);
         }
         let n_rows = shape[0];
-        let n_beyond = match role {
-            TensorRole::TokenEmbedding | TensorRole::Output => spec.n_vocab_beyond,
-            _ => 0,
-        };
+        let of_tokens = matches!(role, TensorRole::TokenEmbedding | TensorRole::Output);
+        let n_beyond = if of_tokens { spec.n_vocab_beyond } else { 0 };
         let whole_shape = [&[n_rows + n_beyond], &shape[1..]].concat();
         let (tensor, first) = self.check(spec, role, layer, &located, &whole_shape)?;
         if located.transposed {
-            return self.turned(tensor, first, shape);
+            return self.transposed(tensor, first, shape);
         }
         if located.stacked.is_empty() && n_beyond == 0 {
             return Ok(view_of(tensor, shape));
@@ -217,17 +224,18 @@ impl<'a> Tensors<'a> {
         Ok(Weight { name, shape, block: tensor.block, data, planes, parts: vec![] })
     }
 
-    /// Columns of a tensor `(n_in, any)` as a matrix of `shape`, `(n_out, n_in)`: a copy, in F32 where it was blocks. Where
-    /// nothing is decoded, a view of as many bytes stands for it.
-    fn turned(&self, tensor: &Tensor, first: usize, shape: Vec<usize>) -> Result<Weight> {
-        let name = format!("{}[{first}..{}] turned", tensor.name, first + shape[0]);
-        let plain = self.plain_unless_turnable(tensor);
-        let data = turned_bytes(&plain, 0, (first, 1), [shape[0], shape[1]], self.decodes)?;
+    /// Columns of a tensor `(n_in, any)` as a matrix `(n_out, n_in)` of `shape`: a copy, in F32 if
+    /// the tensor has blocks. If nothing is decoded, a view of the same size replaces it.
+    fn transposed(&self, tensor: &Tensor, first: usize, shape: Vec<usize>) -> Result<Weight> {
+        let name = format!("{}[{first}..{}] transposed", tensor.name, first + shape[0]);
+        let plain = self.unblocked(tensor);
+        let data = transposed_bytes(&plain, 0, (first, 1), [shape[0], shape[1]], self.decodes)?;
         Ok(Weight { name, shape, block: plain.block, data, planes: Planes::default(), parts: vec![] })
     }
 
-    /// The weight of a convolution `(n_out, n_in, size)` as a matrix `(n_out, n_in * size)`: a view of the file. Only where
-    /// the scales of integers lie apart, one for each `size` values, it is decoded at load.
+    /// The weight of a convolution `(n_out, n_in, size)` as a matrix `(n_out, n_in * size)`, a view
+    /// of the file. It is decoded at load only if scales are stored apart, one for each `size`
+    /// values.
     fn convolution(&mut self, role: TensorRole, tensor: &'a Tensor, shape: [usize; 3]) -> Result<Weight> {
         let [n_out, n_in, size] = shape;
         if tensor.shape != shape {
@@ -244,12 +252,12 @@ impl<'a> Tensors<'a> {
         Ok(view_of(tensor, matrix))
     }
 
-    /// A tensor of single numbers, which can be turned: in F32 where it is blocks.
-    fn plain_unless_turnable(&self, tensor: &Tensor) -> Tensor {
+    /// The tensor, or a copy in F32 if it has blocks, which cannot be transposed.
+    fn unblocked(&self, tensor: &Tensor) -> Tensor {
         if value_bytes(tensor.block).is_some() { tensor.clone() } else { self.plain(tensor) }
     }
 
-    /// A tensor in F32.
+    /// A copy of a tensor in F32.
     fn plain(&self, tensor: &Tensor) -> Tensor {
         let n = tensor.n_rows() * tensor.n_cols();
         let values = if self.decodes { tensor.to_f32() } else { vec![0.0; n] };
@@ -257,8 +265,8 @@ impl<'a> Tensors<'a> {
         Tensor { block: BlockType::F32, data, planes: Planes::default(), ..tensor.clone() }
     }
 
-    /// The position embeddings: a view of the file, or, where the file has types of tokens, a table made at load of the sum
-    /// with the first type's row, which every token here has.
+    /// The position embeddings, a view of the file. If the file has token types, a table is
+    /// computed that adds the first type's row, which every token has.
     pub fn positions(&mut self, spec: &ModelSpec) -> Result<Weight> {
         let positions = self.matrix(spec, TensorRole::PositionEmbedding, None)?;
         let positions = self.without_first_rows(positions, spec.first_position);
@@ -276,7 +284,7 @@ impl<'a> Tensors<'a> {
         Ok(Weight { shape: positions.shape, ..Weight::vector(name, &sums) })
     }
 
-    /// A matrix from a row on.
+    /// A matrix without its first `n` rows.
     fn without_first_rows(&self, weight: Weight, n: usize) -> Weight {
         if n == 0 {
             return weight;
@@ -296,7 +304,7 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// The types of tokens, `(any, hidden)`, if the file has them.
+    /// The embeddings of token types, `(any, hidden)`, if the file has them.
     fn token_types(&mut self, spec: &ModelSpec) -> Result<Option<&'a Tensor>> {
         let Some(Located { tensor, .. }) = self.locate(TensorRole::TokenTypes, None, "weight") else {
             return Ok(None);
@@ -309,14 +317,14 @@ impl<'a> Tensors<'a> {
         Ok(Some(tensor))
     }
 
-    /// The first row of the types of tokens, in f32, if the file has them.
+    /// The embedding of the first token type in f32, if the file has types.
     pub fn first_type(&mut self, spec: &ModelSpec) -> Result<Option<Weight>> {
         let Some(tensor) = self.token_types(spec)? else { return Ok(None) };
         let row = self.decode(tensor, 0, spec.hidden)?;
         Ok(Some(Weight::vector(format!("{}[0]", tensor.name), &row)))
     }
 
-    /// A matrix or vector by its own name, whatever shape it has.
+    /// A matrix or vector by its name in the file, of any shape.
     pub fn by_its_name(&mut self, name: &str) -> Result<Option<Weight>> {
         let Some(tensor) = self.named(name) else { return Ok(None) };
         whole(tensor)?;
@@ -328,7 +336,7 @@ impl<'a> Tensors<'a> {
         Ok(Some(view_of(tensor, shape)))
     }
 
-    /// An error that a bias is not there.
+    /// An error that a bias is missing.
     pub fn missing_bias(&self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Error {
         self.missing_as(role, layer, "bias", vec![shape(spec, role, layer)[0]])
     }
@@ -360,7 +368,7 @@ impl<'a> Tensors<'a> {
         Error::MissingTensor { name, naming: self.naming, role, shape: shape.to_vec() }
     }
 
-    /// Check the whole tensor's shape, note that it is used, and return it with the role's first row.
+    /// Checks the whole tensor's shape and marks it as used. Returns it with the role's first row.
     fn check(
         &mut self,
         spec: &ModelSpec,
@@ -381,7 +389,8 @@ impl<'a> Tensors<'a> {
         if located.transposed {
             shape_of_all.reverse();
         }
-        // Some biases of convolutions are matrices of one column, some matrices of one row are vectors.
+        // Some biases of convolutions have one column, and some matrices of one row are stored as
+        // vectors.
         let same = matches!(
             (&tensor.shape[..], &shape_of_all[..]),
             ([n, 1], [len]) | ([n], [1, len]) if n == len
@@ -394,19 +403,19 @@ impl<'a> Tensors<'a> {
         Ok((tensor, first))
     }
 
-    /// Values of all tensors that were asked for.
+    /// Number of values of all used tensors.
     pub fn n_parameters(&self) -> u64 {
         let size = |name: &&str| self.by_name.get(name).map_or(0, |t| t.n_rows() as u64 * t.n_cols() as u64);
         self.used.iter().map(size).sum()
     }
 
-    /// Whether a tensor was asked for, or is the embedding under the head's name.
+    /// True if a tensor was used, or is the embedding under the head's name.
     pub fn is_used(&self, name: &str) -> bool {
         self.used.contains(name) || self.alias == Some(name)
     }
 }
 
-/// Old encoders call the two vectors of a norm otherwise.
+/// The name that old encoders have for a norm's weight or bias.
 pub(crate) fn old_suffix(suffix: &str) -> &'static str {
     match suffix {
         "weight" => "gamma",
@@ -414,45 +423,7 @@ pub(crate) fn old_suffix(suffix: &str) -> &'static str {
     }
 }
 
-/// Bytes of a value, of types without blocks.
-pub(crate) fn value_bytes(block: BlockType) -> Option<usize> {
-    match block {
-        BlockType::F32 => Some(4),
-        BlockType::F16 | BlockType::BF16 => Some(2),
-        _ => None,
-    }
-}
-
-/// Columns `first`, `first + step`, … of rows `above..above + n_in` of a tensor of single numbers, turned to `(n_out, n_in)`.
-pub(crate) fn turned_bytes(
-    tensor: &Tensor,
-    above: usize,
-    (first, step): (usize, usize),
-    [n_out, n_in]: [usize; 2],
-    decodes: bool,
-) -> Result<Bytes> {
-    let Some(size) = value_bytes(tensor.block) else {
-        return Err(Error::BadTensor {
-            name: tensor.name.clone(),
-            found: format!("rows of {}", tensor.block),
-            expected: "F32, F16 or BF16, since it is turned at load".to_owned(),
-        });
-    };
-    if !decodes {
-        return tensor.data.slice(0..n_out * n_in * size).ok_or_else(|| short(tensor));
-    }
-    let n_cols = tensor.n_cols();
-    let mut turned = vec![0; n_out * n_in * size];
-    for (c, row) in turned.chunks_exact_mut(n_in * size).enumerate() {
-        for (r, value) in row.chunks_exact_mut(size).enumerate() {
-            let at = ((above + r) * n_cols + first + c * step) * size;
-            value.copy_from_slice(tensor.data.get(at..at + size).ok_or_else(|| short(tensor))?);
-        }
-    }
-    Ok(Bytes::from_slice(&turned))
-}
-
-/// A tensor's bytes as a weight.
+/// A weight that is a view of the whole tensor.
 fn view_of(tensor: &Tensor, shape: Vec<usize>) -> Weight {
     let (data, planes) = (tensor.data.clone(), tensor.planes.clone());
     Weight { name: tensor.name.clone(), shape, block: tensor.block, data, planes, parts: vec![] }
@@ -466,7 +437,7 @@ fn bad_shape(tensor: &Tensor, role: TensorRole, expected: String) -> Error {
     }
 }
 
-/// Whether a tensor has the bytes of its shape.
+/// Checks that a tensor has the bytes of its shape, scales and offsets included.
 fn whole(tensor: &Tensor) -> Result<()> {
     let (n_rows, n_cols) = (tensor.n_rows(), tensor.n_cols());
     if !tensor.planes.fit(tensor.block, n_rows, n_cols) {
@@ -484,28 +455,14 @@ fn whole(tensor: &Tensor) -> Result<()> {
     whole_bytes(tensor)
 }
 
-/// The same of its values, whatever stands beside them.
+/// Checks that a tensor has the bytes of its values.
 fn whole_bytes(tensor: &Tensor) -> Result<()> {
     let blocks = tensor.n_cols().is_multiple_of(tensor.block.block_len());
     let fits = blocks && tensor.data.len() == tensor.n_rows() * tensor.row_bytes();
     if fits { Ok(()) } else { Err(short(tensor)) }
 }
 
-/// Whether two tensors are the same view of the file.
+/// True if two tensors are the same bytes of the file.
 fn same_bytes(a: &Tensor, b: &Tensor) -> bool {
     a.data.len() == b.data.len() && a.data.as_ptr() == b.data.as_ptr() && a.block == b.block
-}
-
-fn short(tensor: &Tensor) -> Error {
-    let needed = tensor.n_rows() * tensor.row_bytes();
-    Error::BadTensor {
-        name: tensor.name.clone(),
-        found: format!(
-            "{} bytes in rows of {} values of type {}",
-            tensor.data.len(),
-            tensor.n_cols(),
-            tensor.block
-        ),
-        expected: format!("{needed} bytes, in rows of whole blocks of {}", tensor.block.block_len()),
-    }
 }

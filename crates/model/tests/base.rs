@@ -1,4 +1,4 @@
-//! Every fixture as a `.base` file: the same model, the same weights, the same answers.
+//! Every fixture as a `.base` file: the same model, weights and results.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use std::path::Path;
@@ -10,7 +10,7 @@ use formats::convert::{self, Options, Target};
 use model::ModelSpec;
 use weights::{Access, BlockType, Checkpoint, Planes, codec};
 
-/// Blocks of 4 bits whose scales are tensors of their own are not converted yet.
+/// Formats with 4-bit blocks and separate scales are not converted yet.
 const NOT_STORED: [&str; 1] = ["gpt_oss_mxfp4"];
 
 /// The checkpoint as a file of the type `to`, opened again.
@@ -22,14 +22,14 @@ fn converted(checkpoint: &Checkpoint, to: &str, output: &Path) -> Checkpoint {
     formats::open(output, Access::Map).unwrap()
 }
 
-/// What a spec says, all of it. Unused tensors are listed in the order of the file, which conversion changes.
+/// All of a spec except the unused tensors, whose order conversion changes.
 fn description(spec: &ModelSpec) -> String {
     let mut spec = spec.clone();
     spec.unused_tensors.sort();
     format!("{spec:?}")
 }
 
-/// The values of a weight, those of its experts one after the other.
+/// The values of a weight; of a stack, one matrix after another.
 fn values(weight: &Weight) -> Vec<f32> {
     let n_cols = weight.n_cols();
     let decode = |data: &[u8], planes: &Planes| {
@@ -76,7 +76,7 @@ fn a_base_file_is_the_model_that_its_folder_is() {
     }
 }
 
-/// With those of transformers, on the interpreter.
+/// Compares hidden states with those of transformers, on the interpreter.
 fn hidden_states_agree(plan: &Plan) {
     let json = json("bert/expected.json");
     let ids = json["input_ids"].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32);
@@ -90,7 +90,7 @@ fn hidden_states_agree(plan: &Plan) {
     }
 }
 
-/// Root mean square of the difference in units of that of `b`.
+/// Root mean square of the difference, relative to that of `b`.
 fn difference(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let square = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
@@ -98,9 +98,9 @@ fn difference(a: &[f32], b: &[f32]) -> f64 {
     (off / square(&mut b.iter().map(|b| f64::from(*b)))).sqrt()
 }
 
-/// What a group of so many bits may be off by, in units of its values' size: as docs/codecs.md measures for normally
-/// distributed values in the widest groups without offsets, which are the worst, and a tenth more for the small matrices
-/// of these fixtures.
+/// Largest relative error of a group with a number of bits. It is the error that docs/codecs.md
+/// measures for normal values in the widest groups without offsets, plus a tenth for the small
+/// matrices of these fixtures.
 fn most_off(bits: usize) -> f64 {
     let measured = match bits {
         2 => 0.362,
@@ -113,12 +113,12 @@ fn most_off(bits: usize) -> f64 {
     1.1 * measured
 }
 
-/// Every matrix of every fixture is off by no more than its bits allow, and what is off in the logits comes from there alone:
-/// the file answers as one that holds the decoded values does.
+/// Every matrix's error is within the bound for its bits. The logits have no further error: they
+/// equal those of a file with the decoded values.
 #[test]
 fn quantised_conversions_lose_what_their_bits_say() {
     let dir = tempfile::tempdir().unwrap();
-    // Matrices that are turned at load are not read where they lie, whatever their type.
+    // Matrices that are transposed at load are copies, whatever their type.
     for name in all().filter(|name| !NOT_STORED.contains(name) && *name != "gpt2").chain(["bert"]) {
         let folder = open(name);
         let plan = ModelSpec::from_checkpoint(&folder).unwrap().plan(&folder).unwrap();

@@ -1,4 +1,4 @@
-//! Files of BaseRT are the models that their sources are.
+//! BaseRT files give the same models as their sources.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use crate::common::base_rt::{LLAMA, RECIPES, Recipe, config, file, tensors, written};

@@ -1,11 +1,11 @@
-//! Hugging Face checkpoints as older and multimodal ones are written give the same logits.
+//! Hugging Face checkpoints in older and multimodal styles give the same logits.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{check, open};
 use model::ModelSpec;
 use weights::{Checkpoint, Metadata, Value};
 
-/// The checkpoint with its keys and tensor names rewritten; a key that becomes `None` is dropped.
+/// The checkpoint with keys and tensor names rewritten; a key that becomes `None` is removed.
 fn rename(
     mut checkpoint: Checkpoint,
     key: impl Fn(&str) -> Option<String>,
@@ -36,11 +36,11 @@ fn multimodal_checkpoints_keep_the_language_model_inside() {
         let key = |k: &str| Some(format!("text_config.{k}"));
         let mut checkpoint = rename(open("gemma3"), key, |t| t.replacen("model.", prefix, 1));
         checkpoint.metadata.insert("model_type".into(), Value::Str("gemma3".into()));
-        // A key of the vision part, under the same name.
+        // A key of the vision part has the same name.
         checkpoint.metadata.insert("hidden_size".into(), Value::Int(1152));
         agrees("gemma3", &checkpoint);
     }
-    // An untied head beside the model.
+    // An untied head has a name outside the model.
     let tensor = |t: &str| match t {
         "lm_head.weight" => "language_model.lm_head.weight".to_owned(),
         t => t.replacen("model.", "language_model.model.", 1),
@@ -50,7 +50,7 @@ fn multimodal_checkpoints_keep_the_language_model_inside() {
 
 #[test]
 fn older_configs_keep_rotation_parameters_outside() {
-    // Two bases and a pattern in place of lists by layer.
+    // Two bases and a pattern replace lists by layer.
     let key = |k: &str| match k {
         "rope_parameters.full_attention.rope_theta" => Some("rope_theta".to_owned()),
         "rope_parameters.sliding_attention.rope_theta" => Some("rope_local_base_freq".to_owned()),
@@ -62,7 +62,7 @@ fn older_configs_keep_rotation_parameters_outside() {
     checkpoint.metadata.insert("sliding_window_pattern".into(), Value::Int(3));
     agrees("gemma3", &checkpoint);
 
-    // A scaling object whose kind is called `type`.
+    // The scaling object's kind is called `type`.
     let key = |k: &str| match k {
         "rope_parameters.rope_theta" => Some("rope_theta".to_owned()),
         "rope_parameters.rope_type" => Some("rope_scaling.type".to_owned()),
@@ -78,7 +78,7 @@ fn a_base_model_without_a_head_has_no_prefix() {
 
 #[test]
 fn what_the_family_leaves_out_is_known() {
-    // The smallest text_config in use; its usual numbers come from the descriptor.
+    // The smallest text_config in use; the descriptor has the defaults.
     let key = |k: &str| {
         ["model_type", "hidden_size", "intermediate_size", "num_hidden_layers"]
             .contains(&k)
@@ -89,7 +89,7 @@ fn what_the_family_leaves_out_is_known() {
     assert!(error.contains("[262208, 64]"), "the usual vocabulary was expected: {error}");
 }
 
-/// Steps that are clamped would give other numbers.
+/// Clamped steps would give other results.
 #[test]
 fn clamped_steps_of_a_scan_are_refused() {
     let key = "time_step_limit";

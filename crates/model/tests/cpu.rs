@@ -1,6 +1,7 @@
-//! Every family's plan on the CPU device gives the logits that transformers gives.
+//! Every family's plan on the CPU device gives transformers' logits.
 //!
-//! The fixtures' weights are BF16, which the device multiplies in f32, so the interpreter's bound holds for it too.
+//! The fixtures have BF16 weights, which the device multiplies in f32, so the interpreter's bound
+//! applies.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Runner, all, check_device, open};

@@ -1,8 +1,10 @@
-//! Every family's plan on the CUDA device gives what transformers gives: decoders with experts and without, an encoder, and
-//! speech. They need an NVIDIA GPU: `cargo xtask gpu-test` bundles them; `cargo xtask full` runs them on an emulated one.
+//! Every family's plan on the CUDA device gives transformers' results: decoders with and without
+//! experts, an encoder, and speech. The tests need an NVIDIA GPU: `cargo xtask gpu-test` bundles
+//! them, and `cargo xtask full` runs them on an emulated one.
 //!
-//! Deterministic programs multiply the fixtures' BF16 weights in f32, so the interpreter's bound holds for them; so do fast
-//! ones of one row. Fast ones of several rows round what they multiply to halves. Keys and values are f32 here.
+//! Deterministic programs, and fast ones of one row, multiply the fixtures' BF16 weights in f32, so
+//! the interpreter's bound applies. Fast programs of several rows round factors to half precision.
+//! Keys and values are f32 here.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
@@ -37,14 +39,14 @@ fn all_fixtures_agree_on_cuda() {
     agree(all());
 }
 
-/// One of each kind.
+/// One fixture of each kind.
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
 fn a_few_fixtures_agree_on_cuda() {
     agree(["gemma3", "qwen3_moe", "lfm2"].into_iter());
 }
 
-/// Without a GPU: its kernels, and the code around them, on a CPU.
+/// The emulator runs the kernels, and the code around them, on a CPU.
 #[test]
 fn a_few_agree_on_an_emulated_gpu() {
     let tests = ["a_few_fixtures_agree_on_cuda", "an_encoder_agrees_on_cuda", "speech_agrees_on_cuda"];

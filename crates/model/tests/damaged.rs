@@ -1,5 +1,5 @@
-//! Checkpoints that are damaged at random, by shape, type, length, name and number: what comes of each is an error, or a
-//! model whose plans hold. The fuzz targets seldom come this far, for a model must be whole first.
+//! Checkpoints with random damage to a shape, type, length, name or number give an error, or a
+//! model with valid plans. Fuzz targets seldom reach this code, because it needs a complete model.
 #![allow(clippy::unwrap_used)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,8 @@ use weights::{Array, BlockType, Checkpoint, Metadata, Planes, Value};
 /// Damaged copies of each source.
 const ROUNDS: u64 = 300;
 
-/// Everything that is made of a checkpoint before a device sees it. How far it came.
+/// Builds everything that is made of a checkpoint before a device compiles it. Returns true if it
+/// is a model.
 fn built(checkpoint: &Checkpoint) -> bool {
     let Ok(renamed) = from_base(checkpoint) else { return false };
     let checkpoint = renamed.as_ref().unwrap_or(checkpoint);
@@ -32,7 +33,7 @@ fn built(checkpoint: &Checkpoint) -> bool {
     true
 }
 
-/// One damage, and what it was.
+/// Applies one damage, and describes it.
 fn damage(checkpoint: &mut Checkpoint, rng: &mut Rng) -> String {
     let sizes = [0, 1, 2, 3, 31, 32, 33, 63, 65, 1 << 20, 1 << 40, usize::MAX / 2, usize::MAX];
     if rng.below(3) == 0 {
@@ -78,7 +79,7 @@ fn damage(checkpoint: &mut Checkpoint, rng: &mut Rng) -> String {
         }
         3 => {
             if let Some(dim) = tensor.shape.first_mut() {
-                // Readers refuse shapes that overflow.
+                // The product may not overflow, because readers refuse such shapes.
                 *dim = sizes[rng.below(10)];
             }
             "of another length"
@@ -118,7 +119,7 @@ fn damaged(what: &str, source: &Checkpoint) {
             Err(_) => panic!("{what}, seed {seed}: a panic with {damages:?}"),
         }
     }
-    // Some damages are none: keys that are not read, shapes of what is listed as unused.
+    // Some damages have no effect: keys that are not read, shapes of unused tensors.
     println!("{what}: {n_built} of {ROUNDS} are models nevertheless");
     assert!(n_built < ROUNDS as usize / 2, "{what}: {n_built}");
 }

@@ -1,5 +1,5 @@
-//! An encoder's plan gives the hidden states that transformers gives, on the reference interpreter whoever wrote the file,
-//! and on the CPU device with every instruction set.
+//! An encoder's plan gives transformers' hidden states: on the reference interpreter from every
+//! format, and on the CPU device with every instruction set.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Runner, TOLERANCE, json, open};
@@ -29,7 +29,8 @@ fn agrees(checkpoint: &Checkpoint) -> ModelSpec {
     agrees_on(&Reference::new(2), Numerics::Deterministic, checkpoint).0
 }
 
-/// Also the largest difference of a hidden state, over all rows. The states are normalised, of magnitude 1 to 3.
+/// Compares hidden states, and prints the largest difference over all rows. States are normalised,
+/// of magnitude 1 to 3.
 fn agrees_on(device: &dyn Device, numerics: Numerics, checkpoint: &Checkpoint) -> (ModelSpec, f32) {
     let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
     let plan = spec.plan(checkpoint).unwrap();
@@ -60,7 +61,7 @@ fn hidden_states_agree_with_transformers() {
     assert!(spec.to_string().contains("in both directions"), "{spec}");
 }
 
-/// The weights are BF16, which the device multiplies in f32, so the interpreter's bound holds for it too.
+/// The weights are BF16, which the device multiplies in f32, so the interpreter's bound applies.
 #[test]
 fn hidden_states_agree_on_every_instruction_set() {
     for isa in Isa::available() {
@@ -172,7 +173,7 @@ fn the_files_beside_the_weights_say_how_to_pool() {
         let error = with(&entries).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
-    // A model that writes text says nothing of embeddings.
+    // A model that generates text has no settings for embeddings.
     let checkpoint = open("llama");
     let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap();
     assert_eq!(EmbeddingSpec::from_checkpoint(&checkpoint, &spec).unwrap(), None);

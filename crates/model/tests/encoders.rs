@@ -1,5 +1,5 @@
-//! Encoders, embedding models and rerankers give the hidden states, vectors and scores that transformers gives, on the interpreter,
-//! on the CPU and on the Metal device, emulated.
+//! Encoders, embedding models and rerankers give transformers' hidden states, vectors and scores,
+//! on the interpreter, the CPU device and the emulated Metal device.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Runner, TOLERANCE, json, open};

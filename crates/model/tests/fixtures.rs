@@ -1,4 +1,4 @@
-//! Every family's plan on the reference interpreter gives the logits that transformers gives.
+//! Every family's plan on the reference interpreter gives transformers' logits.
 #![allow(clippy::unwrap_used)]
 
 use crate::common;
@@ -11,16 +11,16 @@ fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
     for name in all() {
         let checkpoint = open(name);
         let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));
-        // Some fixtures are of the family whose name they begin with.
+        // Some fixtures belong to the family whose name begins theirs.
         let family = match name {
             "granitemoehybrid_dense" => "granitemoehybrid",
             "nemotron_h_moe" | "nemotron_h_latent" => "nemotron_h",
             name if name.starts_with("gemma4") => "gemma4",
             "gemma3n_beyond" => "gemma3n",
             "gpt_oss_mxfp4" => "gpt_oss",
-            // Without norms of queries and keys.
+            // Fixtures without norms of queries and keys.
             name if name.ends_with("_plain") => name.trim_end_matches("_plain"),
-            // With a layer that predicts one token more.
+            // Fixtures with a layer for multi-token prediction.
             name if name.ends_with("_mtp") => name.trim_end_matches("_mtp"),
             name => name,
         };
@@ -34,7 +34,8 @@ fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
     }
 }
 
-/// Experts as they were published and as transformers saves them again: the same model, and the same file of GGUF.
+/// Experts as published and as saved again by transformers give the same model and the same GGUF
+/// file.
 #[test]
 fn experts_lie_either_way() {
     let published = open("qwen3_vl_moe");
@@ -67,7 +68,7 @@ fn experts_lie_either_way() {
     assert!(error.contains("1.mlp.experts.down_proj") && error.contains("[6, 32, 48]"), "{error}");
 }
 
-/// No folder of `fixtures/models` is there for nothing: each is run by this test or by one of those named here.
+/// A test uses every folder of `fixtures/models`: this one, or one of those named here.
 #[test]
 fn every_fixture_is_compared() {
     let elsewhere = [

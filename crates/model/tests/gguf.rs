@@ -1,8 +1,8 @@
-//! The same checkpoints under GGUF's names give the same logits.
+//! Checkpoints under GGUF names give the same logits.
 //!
-//! The conversion here is written against the format as converters write it, and not with the tables that it tests:
-//! rows of queries and keys reordered for some families, 1 added to the norms of others, ready-made divisors of rotation
-//! frequencies.
+//! The conversion here follows real converters, and not the tables under test: query and key rows
+//! are permuted for some families, norms of others get 1 added, and divisors of RoPE frequencies
+//! are precomputed.
 #![allow(clippy::unwrap_used)]
 
 use std::f64::consts::PI;
@@ -13,7 +13,7 @@ use model::{ModelSpec, RopeScaling};
 use serde_json::Value as Json;
 use weights::{Access, BlockType, Checkpoint, Naming, Tensor, codec};
 
-/// `model.layers.3.self_attn.q_proj.weight` to `blk.3.attn_q.weight`.
+/// Maps `model.layers.3.self_attn.q_proj.weight` to `blk.3.attn_q.weight`.
 fn gguf_name(name: &str, sandwich: bool) -> String {
     let mut name = name.replace("model.layers.", "blk.").replace("model.embed_tokens", "token_embd");
     let post_attention = if sandwich { "post_attention_norm" } else { "ffn_norm" };
@@ -41,7 +41,8 @@ fn gguf_name(name: &str, sandwich: bool) -> String {
     name
 }
 
-/// Rows of each head from halves to pairs: row `2i + j` of the result is row `i + j * head_dim / 2`.
+/// Permutes the rows of each head from halves to pairs: row `2i + j` of the result is row `i + j *
+/// head_dim / 2`.
 fn reorder(data: &[u8], row_bytes: usize, head_dim: usize) -> Vec<u8> {
     let rows: Vec<&[u8]> = data.chunks(row_bytes).collect();
     let half = head_dim / 2;
@@ -77,46 +78,13 @@ impl Converter {
     }
 }
 
-/// The fixture as a GGUF file.
-fn convert(name: &str) -> Vec<u8> {
-    let hf: Checkpoint = open(name);
-    let config = json(&format!("{name}/config.json"));
-    let arch = if name == "mistral" { "llama" } else { name };
-    let mut c = Converter { config, writer: Writer::new(), arch: arch.to_owned() };
-    c.writer.metadata("general.architecture", MetaValue::Str(arch.into())).unwrap();
-    c.count("block_count", "num_hidden_layers");
-    c.count("context_length", "max_position_embeddings");
-    c.count("embedding_length", "hidden_size");
-    c.count("feed_forward_length", "intermediate_size");
-    c.count("attention.head_count", "num_attention_heads");
-    c.count("attention.head_count_kv", "num_key_value_heads");
-    c.count("attention.key_length", "head_dim");
-    c.count("attention.value_length", "head_dim");
-    c.count("attention.sliding_window", "sliding_window");
-    c.real("attention.layer_norm_rms_epsilon", "rms_norm_eps");
-    c.real("attn_logit_softcapping", "attn_logit_softcapping");
-    c.real("final_logit_softcapping", "final_logit_softcapping");
-    c.real("embedding_scale", "embedding_multiplier");
-    c.real("residual_scale", "residual_multiplier");
-    c.real("attention.scale", "attention_multiplier");
-    c.real("logit_scale", "logits_scaling");
-    if name == "gemma2" {
-        // The format has no place for this number; the fixture's is not the usual one.
-        c.put("attention.scale", MetaValue::F32(24f32.sqrt().recip()));
-    }
-    if name == "gemma3" {
-        c.put(
-            "attention.sliding_window_pattern",
-            MetaValue::Bools(vec![true, true, false, true, true, false]),
-        );
-    }
-
+/// Writes the keys of RoPE. Returns the tensors that replace some of them in GGUF files.
+fn rotation(c: &mut Converter, head_dim: usize) -> Vec<(&'static str, Vec<f32>)> {
     let rope = c.config["rope_parameters"].clone();
     let global = if rope["full_attention"].is_object() { rope["full_attention"].clone() } else { rope };
     let theta = global["rope_theta"].as_f64().unwrap();
     c.put("rope.freq_base", MetaValue::F32(theta as f32));
-    let head_dim = c.number("head_dim").unwrap_or(16.0) as usize;
-    let mut extra: Vec<(&str, Vec<f32>)> = Vec::new();
+    let mut extra: Vec<(&'static str, Vec<f32>)> = Vec::new();
     match global["rope_type"].as_str().unwrap() {
         "llama3" => {
             let get = |key: &str| global[key].as_f64().unwrap();
@@ -148,14 +116,52 @@ fn convert(name: &str) -> Vec<u8> {
         }
         _ => c.put("rope.dimension_count", MetaValue::U32(head_dim as u32)),
     }
+    extra
+}
 
+/// The fixture as a GGUF file.
+fn convert(name: &str) -> Vec<u8> {
+    let hf: Checkpoint = open(name);
+    let config = json(&format!("{name}/config.json"));
+    let arch = if name == "mistral" { "llama" } else { name };
+    let mut c = Converter { config, writer: Writer::new(), arch: arch.to_owned() };
+    c.writer.metadata("general.architecture", MetaValue::Str(arch.into())).unwrap();
+    c.count("block_count", "num_hidden_layers");
+    c.count("context_length", "max_position_embeddings");
+    c.count("embedding_length", "hidden_size");
+    c.count("feed_forward_length", "intermediate_size");
+    c.count("attention.head_count", "num_attention_heads");
+    c.count("attention.head_count_kv", "num_key_value_heads");
+    c.count("attention.key_length", "head_dim");
+    c.count("attention.value_length", "head_dim");
+    c.count("attention.sliding_window", "sliding_window");
+    c.real("attention.layer_norm_rms_epsilon", "rms_norm_eps");
+    c.real("attn_logit_softcapping", "attn_logit_softcapping");
+    c.real("final_logit_softcapping", "final_logit_softcapping");
+    c.real("embedding_scale", "embedding_multiplier");
+    c.real("residual_scale", "residual_multiplier");
+    c.real("attention.scale", "attention_multiplier");
+    c.real("logit_scale", "logits_scaling");
+    if name == "gemma2" {
+        // The format has no key for this number, and the fixture's differs from the default.
+        c.put("attention.scale", MetaValue::F32(24f32.sqrt().recip()));
+    }
+    if name == "gemma3" {
+        c.put(
+            "attention.sliding_window_pattern",
+            MetaValue::Bools(vec![true, true, false, true, true, false]),
+        );
+    }
+
+    let head_dim = c.number("head_dim").unwrap_or(16.0) as usize;
+    let extra = rotation(&mut c, head_dim);
     let reordered = ["llama", "mistral", "smollm3", "granite"].contains(&name);
     let less_one = name.starts_with("gemma");
     let sandwich = less_one || name == "olmo2";
     let mut data: Vec<Vec<u8>> = Vec::new();
     for Tensor { name: hf_name, shape, block, data: bytes, .. } in &hf.tensors {
         let gguf = gguf_name(hf_name, sandwich);
-        // Vectors are F32 in GGUF files, matrices stay as they are.
+        // GGUF stores vectors in F32; matrices stay unchanged.
         if shape.len() == 1 {
             let mut values = vec![0.0; shape[0]];
             codec::dequantize_row(*block, bytes, &mut values);

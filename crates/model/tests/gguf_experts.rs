@@ -1,7 +1,8 @@
-//! Experts, shared keys, inputs of single layers and several residual streams under GGUF's names give the same logits.
+//! Experts, shared keys, per-layer inputs and several residual streams under GGUF names give the
+//! same logits.
 //!
-//! As in `gguf.rs`, the conversion is written against the format as converters write it: experts stacked into one tensor,
-//! numbers of layers with a window under keys of their own, divisors that keep pairs still.
+//! The conversion follows real converters, like `gguf.rs`: experts are stacked into one tensor,
+//! numbers of layers with a window have their own keys, and divisors stop the rotation of pairs.
 #![allow(clippy::unwrap_used)]
 
 use crate::common;
@@ -13,7 +14,7 @@ use formats::gguf::{MetaValue, Writer};
 use model::ModelSpec;
 use weights::{Access, Array, BlockType, Checkpoint, Map, Metadata, Value, codec};
 
-/// `model.layers.3.experts.gate_up_proj` to `blk.3.ffn_gate_up_exps.weight`.
+/// Maps `model.layers.3.experts.gate_up_proj` to `blk.3.ffn_gate_up_exps.weight`.
 fn gguf_name(name: &str) -> String {
     let mut name = name.replace("model.layers.", "blk.").replace("model.", "");
     let post_attention = if name.contains("post_attention_layernorm") { "ffn_norm" } else { "" };
@@ -69,8 +70,21 @@ fn gguf_name(name: &str) -> String {
 
 /// The fixture as a GGUF file.
 fn convert(name: &str) -> Vec<u8> {
-    let hf: Checkpoint = open(name);
     let config = json(&format!("{name}/config.json"));
+    let mut writer = Writer::new();
+    metadata(name, &config, &mut writer);
+    let tensors = tensors(name, &config);
+    for (name, shape, block, _) in &tensors {
+        writer.tensor(name, shape, *block).unwrap();
+    }
+    let mut body = writer.begin(Vec::new()).unwrap();
+    for (.., bytes) in &tensors {
+        body.tensor_data(bytes).unwrap();
+    }
+    body.finish().unwrap()
+}
+
+fn metadata(name: &str, config: &serde_json::Value, writer: &mut Writer) {
     let sandwich = name.starts_with("gemma");
     let streams = config["altup_num_inputs"].as_u64();
     let arch = match name {
@@ -78,7 +92,6 @@ fn convert(name: &str) -> Vec<u8> {
         _ if sandwich => "gemma4".to_owned(),
         name => name.replace('_', ""),
     };
-    let mut writer = Writer::new();
     writer.metadata("general.architecture", MetaValue::Str(arch.clone())).unwrap();
     let mut put = |key: &str, value: MetaValue| writer.metadata(&format!("{arch}.{key}"), value).unwrap();
     let number = |key: &str| config[key].as_f64();
@@ -117,7 +130,7 @@ fn convert(name: &str) -> Vec<u8> {
     if let Some(n) = streams {
         put("altup.num_inputs", MetaValue::U32(n as u32));
         put("altup.active_idx", MetaValue::U32(0));
-        // The quantiles of the parts of the normal distribution that the fixtures cut off.
+        // Quantiles of the shares of the normal distribution that the fixtures cut off.
         let quantile = |part: &serde_json::Value| match part.as_f64().unwrap() {
             0.0 => f32::NEG_INFINITY,
             0.3 => -0.524_400_5,
@@ -151,12 +164,20 @@ fn convert(name: &str) -> Vec<u8> {
         put("attention.key_length", MetaValue::U32(head_dim));
         put("rope.freq_base", MetaValue::F32(1e4));
     }
+}
 
-    let mut tensors: Vec<(String, Vec<usize>, BlockType, Vec<u8>)> = Vec::new();
+/// The name, shape, type and bytes of a tensor.
+type Entry = (String, Vec<usize>, BlockType, Vec<u8>);
+
+fn tensors(name: &str, config: &serde_json::Value) -> Vec<Entry> {
+    let hf: Checkpoint = open(name);
+    let sandwich = name.starts_with("gemma");
+    let streams = config["altup_num_inputs"].as_u64();
+    let mut tensors: Vec<Entry> = Vec::new();
     for tensor in &hf.tensors {
         let (mut shape, block) = (tensor.shape.clone(), tensor.block);
         if let Some((before, after)) = tensor.name.split_once(".experts.").filter(|_| shape.len() == 2) {
-            // Each expert by itself becomes all in one.
+            // Separate experts are stacked into one tensor.
             let Some(matrix) = after.strip_prefix("0.").and_then(|m| m.strip_suffix("_proj.weight")) else {
                 continue;
             };
@@ -175,7 +196,7 @@ fn convert(name: &str) -> Vec<u8> {
         }
         let mut gguf = gguf_name(&tensor.name);
         if let Some((role, rest)) = tensor.name.split_once("_projections.").filter(|_| streams.is_some()) {
-            // One for each stream becomes all in one.
+            // The matrices of the streams are stacked into one tensor.
             let n = streams.unwrap() as usize - 1;
             if rest == "0.weight" {
                 let find = |i| hf.tensor(&format!("{role}_projections.{i}.weight")).unwrap().data.to_vec();
@@ -193,7 +214,7 @@ fn convert(name: &str) -> Vec<u8> {
             if let Some(n) =
                 config["vocab_size_per_layer_input"].as_u64().filter(|_| gguf == "token_embd.weight")
             {
-                // Tokens that layers have no inputs for are left out.
+                // Tokens without per-layer inputs are left out.
                 let n = shape[0].min(n as usize);
                 bytes.truncate(bytes.len() / shape[0] * n);
                 shape[0] = n;
@@ -207,18 +228,11 @@ fn convert(name: &str) -> Vec<u8> {
         }
     }
     if sandwich && streams.is_none() {
-        // A quarter of the 32 pairs turns.
+        // A quarter of the 32 pairs rotates.
         let divisors = (0..32).flat_map(|i| if i < 8 { 1f32 } else { 1e30 }.to_le_bytes()).collect();
         tensors.push(("rope_freqs.weight".to_owned(), vec![32], BlockType::F32, divisors));
     }
-    for (name, shape, block, _) in &tensors {
-        writer.tensor(name, shape, *block).unwrap();
-    }
-    let mut body = writer.begin(Vec::new()).unwrap();
-    for (.., bytes) in &tensors {
-        body.tensor_data(bytes).unwrap();
-    }
-    body.finish().unwrap()
+    tensors
 }
 
 #[test]
@@ -229,7 +243,7 @@ fn fixtures_with_experts_agree_under_gguf_names() {
         std::fs::write(&path, convert(name)).unwrap();
         let checkpoint = formats::open(&path, Access::Read).unwrap();
         if name == "qwen2_moe" {
-            // The format has no place for a dense layer among those with experts.
+            // The format cannot store a dense layer among layers with experts.
             let error = ModelSpec::from_checkpoint(&checkpoint).unwrap_err().to_string();
             assert!(error.contains("blk.1."), "{error}");
             continue;
@@ -253,7 +267,7 @@ fn fixtures_with_experts_agree_under_gguf_names() {
     }
 }
 
-/// Counts that a converter wrote as f32 are read, other numbers are refused.
+/// Counts that a converter wrote as f32 are read; other non-integers are refused.
 #[test]
 fn counts_may_be_written_as_f32() {
     let checkpoint = gguf::parse(Map::from_slice(&convert("gemma3n")), Path::new("x.gguf")).unwrap();
@@ -272,11 +286,11 @@ fn counts_may_be_written_as_f32() {
     }
 }
 
-/// The matrix of one row that says how much the shared expert counts is a vector in the files in use: converters leave out
-/// dimensions of 1.
+/// Files in use store the one-row matrix of the shared expert's weight as a vector, because
+/// converters drop dimensions of 1.
 #[test]
 fn the_weight_of_the_shared_expert_may_be_a_vector() {
-    // The format has no place for a dense layer, so only what stands before it.
+    // The format cannot store the dense layer, so only the layers before it are kept.
     let with_one_layer = |mut checkpoint: Checkpoint| {
         let mut metadata = Metadata::default();
         for (key, value) in checkpoint.metadata.iter() {

@@ -1,4 +1,5 @@
-//! Every fixture exported under GGUF's names, written to a file and read again, gives the same answers.
+//! Every fixture exported under GGUF names, written to a file and read again, gives the same
+//! results.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{RECURRENT, Runner, TOLERANCE, all, check, json, open};
@@ -12,7 +13,7 @@ fn export(checkpoint: &Checkpoint) -> Result<GgufExport, model::Error> {
     to_gguf(checkpoint, &spec, "A fixture", None)
 }
 
-/// The export as a file, read again.
+/// The export, written to a file and read again.
 fn through_a_file(checkpoint: &Checkpoint) -> Checkpoint {
     written_as(checkpoint, "gguf")
 }
@@ -28,7 +29,7 @@ fn written_as(checkpoint: &Checkpoint, to: &str) -> Checkpoint {
     formats::open(&path, Access::Read).unwrap()
 }
 
-/// The checkpoint with some keys of config.json set to something else, or taken out.
+/// The checkpoint with some keys of config.json changed or removed.
 fn with_keys(mut checkpoint: Checkpoint, changes: &[(&str, Option<Value>)]) -> Checkpoint {
     let mut metadata = Metadata::default();
     for (key, value) in checkpoint.metadata.iter() {
@@ -67,7 +68,8 @@ fn same_logits(checkpoint: &Checkpoint) -> Checkpoint {
 
 #[test]
 fn all_fixtures_agree_with_transformers_after_the_export() {
-    // Experts whose matrices alternate are not written yet, nor a dense layer among those with experts.
+    // Experts whose matrices alternate are not exported yet, nor a dense layer among layers with
+    // experts.
     let refused = ["qwen2_moe", "gpt_oss", "gpt_oss_mxfp4"];
     for name in all().filter(|name| !refused.contains(name)) {
         let checkpoint = through_a_file(&open(name));
@@ -80,7 +82,7 @@ fn all_fixtures_agree_with_transformers_after_the_export() {
     }
 }
 
-/// As llama.cpp reads them: what must be F32 is, and has the shape that its operations ask for.
+/// llama.cpp can read the tensors: they are F32 and have the shape where its operations require it.
 #[test]
 fn recurrent_layers_are_as_llama_cpp_reads_them() {
     let shape_of = |checkpoint: &Checkpoint, name: &str| {
@@ -177,7 +179,7 @@ fn keys_are_of_the_width_that_other_readers_ask_for() {
     assert_eq!(exported.metadata.usize("gemma3.vocab_size"), Some(160));
     assert_eq!(exported.metadata.usize("general.file_type"), Some(32));
     assert_eq!(exported.metadata.f64("gemma3.rope.freq_base_swa"), Some(1e4));
-    // Vectors are F32, matrices stay as they are, the tied head is left out.
+    // Vectors are F32, matrices are unchanged, and the tied head is left out.
     for tensor in &exported.tensors {
         let expected = if tensor.shape.len() == 1 { BlockType::F32 } else { BlockType::BF16 };
         assert_eq!(tensor.block, expected, "{}", tensor.name);
@@ -280,19 +282,19 @@ fn what_the_format_has_no_place_for_is_refused() {
         let error = said(&open(name));
         assert!(error.contains("gate_up_proj") && error.contains("alternate"), "{error}");
     }
-    // A dense layer among those with experts.
+    // This model has a dense layer among layers with experts.
     let error = said(&open("qwen2_moe"));
     assert!(error.contains("layer 1, experts") && error.contains("None"), "{error}");
-    // An activation that GGUF files of the family do not have.
+    // GGUF files of the family do not have this activation.
     let error = said(&with_keys(open("llama"), &[("hidden_act", text("gelu"))]));
     assert!(error.contains("activation") && error.contains("Silu"), "{error}");
     let layers = Some(Value::Array(Array::Int(vec![1, 0, 1, 1])));
     let error = said(&with_keys(open("smollm3"), &[("no_rope_layers", layers)]));
     assert!(error.contains("layer 1, columns that rotate"), "{error}");
-    // Readers of GGUF files take this from the number of experts.
+    // Readers of GGUF files derive this from the number of experts.
     let error = said(&with_keys(open("llama4"), &[("use_qk_norm", Some(Value::Bool(false)))]));
     assert!(error.contains("norms of queries and keys") && error.contains("none beside 4"), "{error}");
-    // What is under GGUF's names already.
+    // This checkpoint has GGUF names already.
     let read = through_a_file(&open("llama"));
     let spec = ModelSpec::from_checkpoint(&read).unwrap();
     let error = to_gguf(&read, &spec, "x", None).unwrap_err().to_string();

@@ -1,4 +1,5 @@
-//! Every number and tensor that does not fit is refused with its name, what was found, and what was expected.
+//! Every number and tensor that does not fit is refused with its name, the value found and the
+//! value expected.
 #![allow(clippy::unwrap_used)]
 
 use crate::common;
@@ -18,7 +19,7 @@ fn with(mut checkpoint: Checkpoint, key: &str, value: Option<Value>) -> Checkpoi
     checkpoint
 }
 
-/// Assert that the checkpoint is refused, in words that contain all of `parts`.
+/// Asserts that the checkpoint is refused with a message that contains all of `parts`.
 fn refused(checkpoint: &Checkpoint, parts: &[&str]) {
     let error = ModelSpec::from_checkpoint(checkpoint)
         .expect_err(&format!("accepted, expected {parts:?}"))
@@ -59,7 +60,7 @@ fn absurd_numbers() {
         ("rope_parameters.low_freq_factor", Value::Float(4.0), &["low_freq_factor", "less than"]),
         ("rope_parameters.factor", Value::Null, &["rope_parameters.factor"]),
         ("partial_rotary_factor", Value::Float(2.0), &["partial_rotary_factor", "found 2"]),
-        ("num_local_experts", Value::Int(8), &["num_experts_per_tok", "experts of a row"]),
+        ("num_local_experts", Value::Int(8), &["num_experts_per_tok", "experts used for each token"]),
         (
             "tie_word_embeddings",
             Value::Bool(false),
@@ -90,7 +91,7 @@ fn missing_numbers() {
 
 #[test]
 fn the_name_of_the_family() {
-    // Either name will do.
+    // Each of the two names is enough.
     for key in ["model_type", "architectures"] {
         assert_eq!(
             ModelSpec::from_checkpoint(&with(common::open("llama"), key, None)).unwrap().family.name,

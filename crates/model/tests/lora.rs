@@ -1,5 +1,5 @@
-//! Adapters beside fixtures' matrices give what PEFT answers: under Hugging Face's names and GGUF's, on every device, and beside
-//! quantised matrices.
+//! Adapters of the fixtures give PEFT's results: under Hugging Face and GGUF names, on every
+//! device, and with quantised matrices.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use formats::gguf::{MetaValue, Writer};
 use model::{Adapter, ModelSpec, to_gguf};
 use weights::{Access, BlockType, Bytes, Checkpoint, Value};
 
-/// The fixtures, made by make_adapters.py.
+/// Fixtures of adapters, made by make_adapters.py.
 const ADAPTERS: [&str; 9] = [
     "llama_qv",
     "llama_patterns",
@@ -47,7 +47,8 @@ fn plan(checkpoint: &Checkpoint, adapters: &[Adapter]) -> Plan {
     spec.adapted_plan(checkpoint, spec.n_ctx_train, adapters).unwrap()
 }
 
-/// The largest difference from PEFT's logits, the prompt in steps of these lengths, the last of which is repeated.
+/// The largest difference from PEFT's logits, with the prompt in steps of these lengths; the last
+/// length repeats.
 fn difference(mut runner: Runner, name: &str, lengths: &[usize]) -> f32 {
     let json = json(name);
     let numbers = |v: &serde_json::Value| -> Vec<f64> {
@@ -99,7 +100,7 @@ fn adapters_agree_with_peft_on_metal() {
     agree_on(&device, &names, &[&[100], &[7, 7, 7, 7, 1]]);
 }
 
-/// Of several adapters each changes what it should, and none changes what has none.
+/// Each of several adapters changes its own rows, and rows without an adapter stay unchanged.
 #[test]
 fn sequences_choose_among_adapters() {
     let names = ["llama_patterns", "llama_qv", "llama_layers"];
@@ -117,7 +118,7 @@ fn sequences_choose_among_adapters() {
     assert_eq!(without, Runner::new(&plain).step(&tokens));
 }
 
-/// Twice the factor is another answer; a factor of 0 is none.
+/// A doubled factor changes the result, and a factor of 0 is like no adapter.
 #[test]
 fn the_factor_counts() {
     let tokens = [5, 9, 33, 2];
@@ -130,7 +131,7 @@ fn the_factor_counts() {
     assert!(change(of(1.0)) > 0.5 && change(of(2.0)) > change(of(1.0)));
 }
 
-/// The base as a GGUF file.
+/// The base model as a GGUF file.
 fn as_gguf(checkpoint: &Checkpoint, to: &str) -> Checkpoint {
     let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
     let exported = to_gguf(checkpoint, &spec, "A fixture", None).unwrap();
@@ -143,7 +144,8 @@ fn as_gguf(checkpoint: &Checkpoint, to: &str) -> Checkpoint {
     formats::open(&path, Access::Read).unwrap()
 }
 
-/// The adapter `llama_qv` as llama.cpp's converter writes it: the rows of B that turn are those of neighbouring columns.
+/// The adapter `llama_qv` as llama.cpp's converter writes it, with the rows of B permuted for
+/// neighbouring columns.
 fn gguf_adapter(path: &Path) -> Adapter {
     let source = adapter("llama_qv").checkpoint;
     let head = 16;
@@ -196,7 +198,7 @@ fn either_names_of_an_adapter_fit_either_names_of_a_model() {
     }
 }
 
-/// Beside blocks of 8 bits an adapter does what it does beside the numbers that these blocks stand for.
+/// An adapter beside 8-bit blocks gives the same result as beside their decoded values.
 #[test]
 fn adapters_fit_quantised_matrices() {
     for name in ["llama_patterns", "qwen3_all"] {
@@ -216,7 +218,7 @@ fn adapters_fit_quantised_matrices() {
     }
 }
 
-/// The adapter with a key of its configuration set to something else.
+/// The adapter with one key of its configuration changed.
 fn with(name: &str, key: &str, value: Value) -> Adapter {
     let mut adapter = adapter(name);
     let mut metadata = weights::Metadata::default();
@@ -240,7 +242,7 @@ fn what_cannot_be_applied_is_refused() {
     refused("llama", with("llama_qv", "bias", Value::Str("all".into())), "bias");
     refused("llama", with("llama_qv", "peft_type", Value::Str("LOHA".into())), "\"LORA\"");
     refused("llama", with("llama_qv", "alpha_pattern.q.*", Value::Int(3)), "regular expression");
-    // Of another model: other shapes, or other names.
+    // These adapters belong to other models: their shapes or names differ.
     refused("qwen3", adapter("llama_qv"), "(rank, 64) and (128, rank)");
     refused(
         "gpt2",

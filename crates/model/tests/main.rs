@@ -1,4 +1,4 @@
-//! The tests of this crate are one binary, for each that links everything takes seconds to build.
+//! The tests of this crate are one binary, because linking each binary takes seconds.
 
 mod base;
 mod base_rt;

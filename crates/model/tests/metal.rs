@@ -1,8 +1,9 @@
-//! Every family's plan on the Metal device, emulated, gives what transformers gives: decoders with experts and without, an
-//! encoder, and speech. Prompts go in one chunk, in chunks of seven rows, and row by row.
+//! Every family's plan on the emulated Metal device gives transformers' results: decoders with and
+//! without experts, an encoder, and speech. Prompts run in one chunk, in chunks of seven rows, and
+//! row by row.
 //!
-//! The fixtures' weights are BF16, which the device multiplies in f32, tiles included, and keys and values are kept in f32 here,
-//! so the interpreter's bound holds for it too.
+//! The fixtures have BF16 weights, which the device multiplies in f32, tiles included. Keys and
+//! values are kept in f32 here, so the interpreter's bound applies.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -14,8 +15,9 @@ use crate::common::{
 use device::Numerics;
 use model::ModelSpec;
 
-/// Lengths of the steps of a prompt of so many rows, the last of which is repeated: whole; in chunks, and its last dozen row by row.
-/// Row by row from its start on takes as long as both, and is left to runs of more cases.
+/// Step lengths for a prompt of `n_rows` rows; the last length repeats. The prompt runs whole, and
+/// in chunks with the last dozen rows one by one. Only runs of more cases go row by row from the
+/// start, which takes as long as both.
 fn ways(n_rows: usize) -> Vec<Vec<usize>> {
     let mut mixed = vec![7; n_rows.saturating_sub(12).div_ceil(7)];
     mixed.push(1);
@@ -53,8 +55,8 @@ fn fixtures_with_experts_agree() {
     agree(&MIXED);
 }
 
-/// Routers by sigmoids and in groups, biases of experts, gates that are clamped, sinks, windows that do not slide, caches whose values
-/// are their keys.
+/// Sigmoid and grouped routers, biases of experts, clamped gates, sinks, chunked windows, caches
+/// whose values are their keys.
 #[test]
 fn fixtures_with_other_routers_windows_and_caches_agree() {
     let in_f32: Vec<&str> = LATER.into_iter().filter(|name| *name != MXFP4).collect();
@@ -63,7 +65,8 @@ fn fixtures_with_other_routers_windows_and_caches_agree() {
 
 const MXFP4: &str = "gpt_oss_mxfp4";
 
-/// Tiles multiply experts of four bits with activations that are rounded to halves: by 2^-11 of logits of magnitude 10.
+/// Tiles multiply 4-bit experts with activations rounded to half precision: by 2^-11 of logits of
+/// magnitude 10.
 #[test]
 fn a_fixture_with_experts_of_four_bits_agrees() {
     let device = emulated_metal();

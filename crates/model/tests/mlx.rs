@@ -1,8 +1,9 @@
-//! MLX's quantised folders give the logits of the same weights decoded to f32: every width and group size, embeddings and
-//! tied heads, routers of another width than the rest, experts stacked under MLX's names.
+//! MLX's quantised folders give the logits of the same weights decoded to f32: every width and
+//! group size, embeddings and tied heads, routers of another width, and experts stacked under MLX's
+//! names.
 //!
-//! The folders are made here from the fixtures, against the format as MLX writes it: matrices whose rows are whole groups
-//! become integers with BF16 scales and offsets, all others stay as they are.
+//! The folders are made from the fixtures in MLX's format: matrices whose rows are whole groups
+//! become integers with BF16 scales and offsets, and all others stay unchanged.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -16,7 +17,7 @@ use serde_json::json;
 use weights::codec::affine;
 use weights::{Access, Affine, BlockType, Bytes, Checkpoint, Planes, ScaleType, Tensor};
 
-/// The type that a matrix gets, if its rows are whole groups. Routers have 8 bits, as mlx-lm makes them.
+/// The type of a matrix, if its rows are whole groups. Routers have 8 bits, as in mlx-lm.
 fn type_of(name: &str, n_cols: usize, bits: usize, group: usize) -> Option<Affine> {
     let bits = if is_router(name) { 8 } else { bits };
     Affine::new(bits, group, ScaleType::BF16, false).filter(|_| n_cols.is_multiple_of(group))
@@ -26,7 +27,7 @@ fn is_router(name: &str) -> bool {
     name.ends_with("mlp.gate.weight") || name.ends_with("router.proj.weight")
 }
 
-/// Quantise what MLX would, in memory.
+/// Quantises the matrices that MLX would, in memory.
 fn quantised(checkpoint: &Checkpoint, bits: usize, group: usize) -> Checkpoint {
     let mut checkpoint = checkpoint.clone();
     for tensor in checkpoint.tensors.iter_mut().filter(|t| t.shape.len() > 1) {
@@ -46,7 +47,7 @@ fn quantised(checkpoint: &Checkpoint, bits: usize, group: usize) -> Checkpoint {
     checkpoint
 }
 
-/// The same values in f32.
+/// The checkpoint with its values decoded to f32.
 fn decoded(checkpoint: &Checkpoint) -> Checkpoint {
     let mut checkpoint = checkpoint.clone();
     for tensor in &mut checkpoint.tensors {
@@ -58,12 +59,12 @@ fn decoded(checkpoint: &Checkpoint) -> Checkpoint {
     checkpoint
 }
 
-/// Tensors under MLX's names: experts are stacked, gate and up apart.
+/// Tensors under MLX's names: experts are stacked, with gate and up apart.
 fn renamed(tensors: &[Tensor]) -> Vec<Tensor> {
     let mut out: Vec<Tensor> = Vec::new();
     for tensor in tensors {
         if let Some((before, after)) = tensor.name.split_once(".mlp.experts.") {
-            // Each expert by itself, in order, becomes a part of the stack.
+            // Each expert, in order, becomes a part of the stack.
             let (expert, matrix) = after.split_once('.').unwrap();
             let name = format!("{before}.mlp.switch_mlp.{matrix}");
             if expert != "0" {
@@ -121,7 +122,7 @@ fn renamed(tensors: &[Tensor]) -> Vec<Tensor> {
     out
 }
 
-/// Write a folder as MLX does. With `all_experts`, every row goes to all of them.
+/// Writes a folder like MLX. With `all_experts`, every row runs through all experts.
 fn write(dir: &Path, fixture: &str, checkpoint: &Checkpoint, bits: usize, group: usize, all_experts: bool) {
     let mut config = json(&format!("{fixture}/config.json"));
     for key in ["num_experts_per_tok", "top_k_experts"] {
@@ -161,7 +162,8 @@ fn write(dir: &Path, fixture: &str, checkpoint: &Checkpoint, bits: usize, group:
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
 }
 
-/// Logits of a prompt in chunks of 7 and two, so that both of the device's tables run, then token by token.
+/// Logits of a prompt in chunks of 7 and two, so that both of the device's tables run, and then
+/// token by token.
 fn logits(device: &dyn Device, checkpoint: &Checkpoint) -> Vec<f32> {
     let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
     assert!(spec.unused_tensors.is_empty(), "{:?}", spec.unused_tensors);
@@ -172,18 +174,19 @@ fn logits(device: &dyn Device, checkpoint: &Checkpoint) -> Vec<f32> {
     chunks.into_iter().flat_map(|chunk| runner.step(chunk).0).flatten().collect()
 }
 
-/// Root mean square of the difference in units of that of `b`.
+/// Root mean square of the difference, relative to that of `b`.
 fn difference(a: &[f32], b: &[f32]) -> f32 {
     let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>();
     (square(&mut a.iter().zip(b).map(|(a, b)| a - b)) / square(&mut b.iter().copied())).sqrt()
 }
 
-/// Activations rounded to 1/127 of the largest of 32 are off by some 0.7 % of a product's size in each of some twenty
-/// matrices, one after another: as much as the device's own tests allow a block of Ops. Measured: 0.02 to 0.10.
+/// Bound for activations rounded to 1/127 of the largest of 32. They are off by some 0.7 % of a
+/// product's magnitude in each of some twenty matrices. The device's own tests allow this for a
+/// block of Ops. Measured: 0.02 to 0.10.
 const ROUNDED: f32 = 0.15;
 
-/// Each width and group size of a fixture. Where a rounded activation decides which expert a row goes to, another may be
-/// chosen; so what is compared on the CPU goes to all of them.
+/// Checks every group size of a fixture. A rounded activation may choose another expert, so rows
+/// run through all experts in comparisons on the CPU.
 fn check(fixture: &str, groups: &[usize]) {
     let original = open(fixture);
     let reference = device_reference::Reference::new(2);
@@ -205,9 +208,9 @@ fn check(fixture: &str, groups: &[usize]) {
         let wanted = logits(&reference, &plain);
         let found = logits(&reference, &mlx);
         let worst = wanted.iter().zip(&found).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-        // The same values multiplied in the same order.
+        // Both multiply the same values in the same order.
         assert!(worst < 1e-3, "{what}: {worst}");
-        // Instruction sets in turn.
+        // The instruction sets alternate.
         let isas = Isa::available();
         let isa = isas[index % isas.len()];
         let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(2) }).unwrap();
@@ -247,7 +250,8 @@ fn as_base(checkpoint: &Checkpoint, output: &Path) -> Checkpoint {
     formats::open(output, Access::Map).unwrap()
 }
 
-/// With as many experts as the fixtures choose, on the interpreter: the same values multiplied in the same order.
+/// The interpreter, with the fixtures' number of experts, multiplies the same values in the same
+/// order.
 #[test]
 fn the_same_experts_are_chosen() {
     let reference = device_reference::Reference::new(2);
@@ -259,13 +263,13 @@ fn the_same_experts_are_chosen() {
         let wanted = logits(&reference, &decoded(&quantised));
         let off = difference(&logits(&reference, &mlx), &wanted);
         assert!(off < 1e-6, "{fixture}: {off}");
-        // As a `.base` file the same bits, and so the same logits to the bit.
+        // A `.base` file has the same bits, and so the same logits to the bit.
         let base = as_base(&mlx, &dir.path().join("model.base"));
         assert!(logits(&reference, &base) == logits(&reference, &mlx), "{fixture}");
     }
 }
 
-/// Written as GGUF, with the values that the integers stand for, a folder answers the same.
+/// Converted to GGUF with the decoded values, a folder gives the same results.
 #[test]
 fn folders_become_gguf_files() {
     let reference = device_reference::Reference::new(2);
@@ -293,7 +297,8 @@ fn folders_become_gguf_files() {
     }
 }
 
-/// MLX turns the taps of convolutions, and then adds the 1 that these families leave out of their norms.
+/// MLX transposes the taps of convolutions, and then adds the 1 that these families leave out of
+/// their norms.
 #[test]
 fn norms_that_have_their_one_get_no_second() {
     for name in ["qwen3_next", "qwen3_5"] {

@@ -1,5 +1,5 @@
-//! The layer that predicts one token more gives the logits of its formula, over the main model's states, on the interpreter and on
-//! the CPU; without it nothing changes.
+//! The layer for multi-token prediction gives the logits of its formula over the main model's
+//! states, on the interpreter and the CPU. Without it nothing changes.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{TOLERANCE, expected, json, open};
@@ -12,7 +12,7 @@ use weights::{Checkpoint, Naming, Source, Value};
 const FIXTURES: [&str; 4] = ["deepseek_v3_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp"];
 const PAGES: usize = 4;
 
-/// The main model's plan and the layer's.
+/// The main model's plan, and the plan of the layer.
 fn plans(checkpoint: &Checkpoint) -> [Plan; 2] {
     let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
     assert!(spec.unused_tensors.is_empty(), "{:?}", spec.unused_tensors);
@@ -29,7 +29,7 @@ fn program(device: &dyn Device, plans: &[Plan], numerics: Numerics) -> Box<dyn P
         n_ctx: 64,
         page_len: 16,
         n_pages: vec![PAGES],
-        // One that is read and one that is written.
+        // One state is read and one is written.
         n_states: if plans[0].kv.states.is_empty() { 0 } else { 2 },
         background_rows: 0,
         kv_type: KvType::F32,
@@ -39,7 +39,7 @@ fn program(device: &dyn Device, plans: &[Plan], numerics: Numerics) -> Box<dyn P
     device.compile(&fused, &limits).and_then(committed).unwrap()
 }
 
-/// Rows from a position on: the logits of all, and what the plan keeps.
+/// Runs rows from a position on. Returns all logits, and the kept values.
 fn run(
     program: &mut dyn Program,
     plan: usize,
@@ -66,7 +66,8 @@ fn run(
     (program.logits().to_vec(), program.kept(0).to_vec())
 }
 
-/// The largest difference of a logit of the main model and of the layer, in chunks of so many rows.
+/// The largest difference of the logits of the main model and of the layer, in chunks of `chunk`
+/// rows.
 fn differences(name: &str, program: &mut dyn Program, chunk: usize) -> [f32; 2] {
     let is_recurrent = ModelSpec::from_checkpoint(&open(name)).unwrap().family.recurrent.is_some();
     let (said, next) = (expected(name), &json(&format!("{name}/expected.json"))["next"]);
@@ -79,7 +80,7 @@ fn differences(name: &str, program: &mut dyn Program, chunk: usize) -> [f32; 2] 
         let of_model = if is_recurrent { &[state][..] } else { &[] };
         let (rows, states) = run(program, 0, first, &tokens[first..end], &[], of_model);
         logits.extend(rows);
-        // Of the last token nothing follows.
+        // Nothing follows the last token.
         let n = end.min(tokens.len() - 1) - first;
         if n > 0 {
             let cols = states.len() / (end - first);
@@ -128,7 +129,7 @@ fn the_layer_agrees_with_its_formula_on_the_interpreter_and_the_cpu() {
     }
 }
 
-/// A converted file has the layer, under the names and among the layers that readers of GGUF expect.
+/// A converted file has the layer, with the name and number that readers of GGUF expect.
 #[test]
 fn a_converted_file_keeps_the_layer() {
     for name in FIXTURES {
@@ -149,7 +150,7 @@ fn a_converted_file_keeps_the_layer() {
             let part = format!("blk.{n}.{part}.weight");
             assert!(tensors.iter().any(|t| t.name == part), "{name}: {part}");
         }
-        // Nothing of it is in the layers before.
+        // The layers before it have no such tensors.
         assert_eq!(tensors.iter().filter(|t| t.name.contains("nextn")).count(), 4, "{name}");
         let metadata = export.metadata.clone();
         let gguf = Checkpoint { naming: Naming::Gguf, metadata, tensors, ..published };
@@ -162,7 +163,7 @@ fn a_converted_file_keeps_the_layer() {
     }
 }
 
-/// A layer that is not complete is left out of the file, and said.
+/// An incomplete layer is left out of the file, with a note.
 #[test]
 fn half_a_layer_is_not_converted() {
     let mut half = open("qwen3_5_mtp");
@@ -178,7 +179,7 @@ fn half_a_layer_is_not_converted() {
     );
 }
 
-/// What is not asked for is not there; what is not in the file is refused.
+/// The layer is absent unless requested, and refused if the file lacks it.
 #[test]
 fn without_the_layer_nothing_of_it_is_in_the_plan() {
     let checkpoint = open(FIXTURES[0]);

@@ -1,6 +1,7 @@
-//! Engine and devices never name a model family: what they run is Ops. The words looked for are the table's own.
+//! Engine and devices never name a model family, because they run Ops. The names searched for are
+//! the table's.
 //!
-//! The names of other programs (`llama.cpp`) are not names of families.
+//! Names of other programs (`llama.cpp`) do not count.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -33,10 +34,11 @@ const PROGRAMS: [&str; 10] = [
     "faster-whisper",
 ];
 
-/// Names that are words of the language.
+/// Names that are ordinary English words.
 const WORDS: [&str; 4] = ["command", "dots", "embedding", "seed"];
 
-/// `gemma3` and `gemma` for `Gemma3_4B`: a word without what follows its letters, and the word.
+/// A word without the characters after its letters, and the word: `gemma3` and `gemma` for
+/// `Gemma3_4B`.
 fn stem(word: &str) -> &str {
     let end = word.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(word.len());
     &word[..end]
@@ -62,7 +64,7 @@ fn names() -> BTreeSet<String> {
         .collect()
 }
 
-/// Words of a line that name a family.
+/// The words of a line that name a family.
 fn offences(line: &str, names: &BTreeSet<String>) -> Vec<String> {
     let mut line = line.to_ascii_lowercase();
     for program in PROGRAMS {

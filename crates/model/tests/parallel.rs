@@ -1,5 +1,6 @@
-//! Every family's plan, divided among the ranks of a group, gives what transformers gives. Ranks are interpreters of one process, which
-//! exchange numbers in memory; and, where there are NVIDIA GPUs, two and four of them (`cargo xtask gpu-test` bundles these).
+//! Every family's plan, divided among ranks, gives transformers' results. Ranks are interpreters of
+//! one process, which exchange numbers in memory. With NVIDIA GPUs, two and four of them are ranks
+//! too (`cargo xtask gpu-test` bundles these tests).
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Case, Runner, TOLERANCE, all, failures, open};
@@ -14,7 +15,7 @@ fn parallel<D: Device + 'static>(ranks: Vec<D>) -> ParallelDevice {
     ParallelDevice::new(ranks.collect()).unwrap()
 }
 
-/// Every fixture; which are refused, since the ranks do not divide their heads.
+/// Runs every fixture. Returns those that are refused because the ranks do not divide their heads.
 fn agree(device: &ParallelDevice, cases: &[Case]) -> Vec<&'static str> {
     let (mut refused, mut failed) = (Vec::new(), Vec::new());
     for name in all() {
@@ -44,8 +45,9 @@ fn fixtures_agree_on_four_ranks() {
     assert!(all().count() - refused.len() >= 40, "{refused:?}");
 }
 
-/// Each of several GPUs is a rank, directly and through the host's memory. One GPU is not enough: ranks wait for each other, and a GPU need not run the
-/// kernels of two of them at the same time.
+/// Each of several GPUs is a rank, with direct transfers or through host memory. One GPU is not
+/// enough, because ranks wait for each other and a GPU need not run the kernels of two ranks at
+/// once.
 #[cfg(target_os = "linux")]
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]

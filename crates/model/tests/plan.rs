@@ -1,4 +1,5 @@
-//! The plan's shape: Ops in the order that fusion looks for, weights as views of the file, one weight for a tied head.
+//! The plan's structure: Ops in the order of the fusion rules, weights as views of the file, one
+//! weight for a tied head.
 #![allow(clippy::unwrap_used)]
 
 use crate::common;
@@ -13,7 +14,7 @@ fn plan(name: &str) -> (ModelSpec, Plan) {
     (spec, plan)
 }
 
-/// Kinds of the Ops of one layer, or of none.
+/// Kinds of the Ops of one layer, or of those outside the layers.
 fn kinds(plan: &Plan, layer: Option<u32>) -> Vec<OpKind> {
     plan.nodes.iter().filter(|n| n.layer == layer).map(|n| n.op.kind()).collect()
 }
@@ -31,7 +32,7 @@ fn a_plain_layer() {
         assert_eq!(kinds(&plan, Some(l)), layer);
     }
     assert_eq!(kinds(&plan, None), [Embed, RmsNorm, Linear, Argmax]);
-    // Behind the last attention only the rows whose logits are wanted.
+    // After the last attention only output rows are computed.
     let of_outputs = [
         SelectRows, RmsNorm, Linear, Linear, Linear, Rope, Rope, KvWrite, Attention, SelectRows, Linear,
         Add, //
@@ -128,7 +129,7 @@ fn experts_are_views_of_the_file_wherever_they_lie() {
         let found = plan.weights.iter().find(|w| w.name == weight).unwrap_or_else(|| panic!("{weight}"));
         assert_eq!((found.shape.as_slice(), found.parts.len()), (&[8, 48, 64][..], 8));
         assert!(found.parts.iter().all(|part| part.data.is_mapped() && part.data.len() == 48 * 64 * 2));
-        // Of eight experts a token reads two.
+        // A token uses two of eight experts.
         let all: u64 = plan.weights.iter().map(device::Weight::n_bytes).sum();
         let experts: u64 = plan.weights.iter().flat_map(|w| &w.parts).map(device::WeightPart::n_bytes).sum();
         let n_vocab = plan.value(plan.output).cols as u64;
@@ -146,7 +147,8 @@ fn experts_are_views_of_the_file_wherever_they_lie() {
 #[test]
 fn layers_that_share_keys_write_none() {
     let (spec, plan) = plan("gemma4_e2b");
-    // Five of ten layers have keys of their own; the others read those of layer 3 or, seeing everything, of layer 4.
+    // Five of ten layers have keys of their own. The others read those of layer 3 or, with full
+    // attention, of layer 4.
     assert_eq!(plan.kv.layers.len(), 5);
     for l in 0..10u32 {
         let n = kinds(&plan, Some(l)).iter().filter(|k| **k == OpKind::KvWrite).count();
@@ -158,7 +160,7 @@ fn layers_that_share_keys_write_none() {
         assert_eq!(read, Some(if l == 9 { 4 } else { l.min(3).max(l * u32::from(l == 4)) }), "layer {l}");
         assert_eq!(spec.layers[l as usize].ffn, if l < 5 { 160 } else { 320 });
     }
-    // The table of all layers' embeddings is not read whole: a token costs one row of it.
+    // The table of per-layer embeddings is not read whole: a token reads one row.
     let table = plan.weights.iter().find(|w| w.name.contains("embed_tokens_per_layer")).unwrap();
     let head = plan.weights.iter().find(|w| w.name == "model.embed_tokens.weight").unwrap();
     let all: u64 = plan.weights.iter().map(device::Weight::n_bytes).sum();

@@ -1,11 +1,12 @@
-//! Rotation frequencies of every kind of scaling against the reference's own functions.
+//! RoPE frequencies of every kind of scaling against the reference's own functions.
 #![allow(clippy::unwrap_used)]
 
 use crate::common;
 use model::RopeSpec;
 use weights::{Array, Checkpoint, Metadata, Naming, Value};
 
-/// The reference computes in f32 and blends wavelengths with a subtraction that cancels: a few units in the last place.
+/// The reference computes in f32 and blends wavelengths with a subtraction that cancels, so a few
+/// units in the last place may differ.
 const RELATIVE: f32 = 1e-5;
 
 fn value(json: &serde_json::Value) -> Value {
@@ -22,7 +23,7 @@ fn value(json: &serde_json::Value) -> Value {
     }
 }
 
-/// A checkpoint of the fixture, with other rotation parameters and heads.
+/// The fixture's checkpoint with other RoPE parameters and heads.
 fn with_rope(rope: &serde_json::Value, object: &str, n_ctx_train: usize) -> Checkpoint {
     let mut checkpoint = common::open("llama");
     let mut metadata = Metadata::default();
@@ -34,7 +35,7 @@ fn with_rope(rope: &serde_json::Value, object: &str, n_ctx_train: usize) -> Chec
     metadata.insert("head_dim".into(), Value::Int(48));
     metadata.insert("max_position_embeddings".into(), Value::Int(n_ctx_train as i128));
     for (key, json) in rope.as_object().unwrap() {
-        // The older style keeps the base outside.
+        // The older style keeps the base outside the object.
         let name = if object == "rope_scaling" && key == "rope_theta" {
             key.clone()
         } else {
@@ -43,7 +44,7 @@ fn with_rope(rope: &serde_json::Value, object: &str, n_ctx_train: usize) -> Chec
         metadata.insert(name, value(json));
     }
     checkpoint.metadata = metadata;
-    // Heads of 48 columns need other matrices; their values do not matter.
+    // Heads of 48 columns need other matrices, whose values do not matter.
     for tensor in &mut checkpoint.tensors {
         let shape = match tensor.name.rsplit('.').nth(1).unwrap() {
             "q_proj" => vec![192, 64],

@@ -1,5 +1,5 @@
-//! An encoder and its decoder on the reference interpreter give the states, logits and cross-attention of transformers,
-//! whoever wrote the file.
+//! An encoder and its decoder on the reference interpreter give transformers' states, logits and
+//! cross-attention, from every format.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -25,7 +25,7 @@ fn plans(checkpoint: &Checkpoint) -> (ModelSpec, SpeechPlans) {
     (spec, plans)
 }
 
-/// The whole of the interpreter's answer: states, logits at once, and in chunks.
+/// Compares states and logits, whole and in chunks, on the interpreter.
 fn agrees(checkpoint: &Checkpoint, tolerance: f32) -> ModelSpec {
     let expected = expected();
     let (spec, plans) = plans(checkpoint);
@@ -114,7 +114,7 @@ fn softmax(scores: &[f32]) -> Vec<f32> {
     powers.into_iter().map(|p| (p / sum) as f32).collect()
 }
 
-/// Words that no language has.
+/// A vocabulary of words from no language.
 fn vocabulary() -> Vec<String> {
     (0..160).map(|i| format!("word{i}")).collect()
 }
@@ -127,7 +127,7 @@ fn folders_of_ctranslate2_give_the_same() {
         assert_eq!(checkpoint.naming, Naming::CTranslate2);
         let spec = agrees(&checkpoint, TOLERANCE);
         assert!(spec.unused_tensors.is_empty(), "{:?}", spec.unused_tensors);
-        // The biases of keys are there, as zeros: 64 numbers in six places.
+        // The key biases are stored as zeros: 64 numbers in six places.
         let hf = ModelSpec::from_checkpoint(&open(NAME)).unwrap();
         assert_eq!(spec.n_parameters, hf.n_parameters + 6 * 64);
         assert_eq!(spec.layers, hf.layers);
@@ -176,7 +176,8 @@ fn base_files_of_every_source_give_the_same() {
             let spec = agrees(&base, TOLERANCE);
             assert!(spec.unused_tensors.is_empty(), "{:?}", spec.unused_tensors);
             let before = ModelSpec::from_checkpoint(source).unwrap();
-            // CTranslate2's head is the embedding's bytes under another name; a `.base` file holds them twice.
+            // CTranslate2's head is the embedding's bytes under another name; a `.base` file stores
+            // them twice.
             let again = if source.naming == Naming::CTranslate2 { spec.n_vocab * spec.hidden } else { 0 };
             assert_eq!(spec.n_parameters, before.n_parameters + again as u64);
             assert_eq!(spec.layers, before.layers);
@@ -190,7 +191,7 @@ fn quantised_files_are_what_their_blocks_stand_for() {
     let quantised = as_whisper_cpp(&open(NAME), folder.path(), BlockType::Q8_0);
     let (_, plans) = plans(&quantised);
     assert!(plans.decoder.weights.iter().any(|w| w.block == BlockType::Q8_0));
-    // The same values, decoded beforehand.
+    // These are the same values, decoded beforehand.
     let mut decoded = quantised.clone();
     for tensor in &mut decoded.tensors {
         let bytes: Vec<u8> = tensor.to_f32().into_iter().flat_map(f32::to_le_bytes).collect();
@@ -222,7 +223,7 @@ fn three_plans_over_one_cache() {
     );
     let front = [Input, Unfold, Linear, Activate, Unfold, Linear, Activate, EmbedPositions, Add];
     assert_eq!(kinds(&plans.encoder, None)[..front.len()], front);
-    // A layer of the encoder, and what the decoder's layer of the same number reads.
+    // A layer of the encoder, and the tensors of the decoder's layer with the same number.
     let layer = [
         LayerNorm,
         Linear,

@@ -1,6 +1,8 @@
-//! An encoder and its decoder on the CPU device give the states, logits and cross-attention of transformers.
+//! An encoder and its decoder on the CPU device give transformers' states, logits and
+//! cross-attention.
 //!
-//! The fixture's weights are BF16, which the device multiplies in f32, so the interpreter's bound holds for it too.
+//! The fixture has BF16 weights, which the device multiplies in f32, so the interpreter's bound
+//! applies.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::open;

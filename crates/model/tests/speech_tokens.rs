@@ -1,4 +1,5 @@
-//! Tokens with a meaning and heads that follow the speech, from whichever file says them; and speech models that are refused.
+//! Special tokens and alignment heads from every file that may contain them, and refused speech
+//! models.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::open;
@@ -29,7 +30,7 @@ fn with(mut checkpoint: Checkpoint, entries: &[(&str, Option<Value>)]) -> Checkp
     checkpoint
 }
 
-/// What is said of speech, for a vocabulary of another size if one is given.
+/// The speech settings, for another vocabulary size if one is passed.
 fn speech(checkpoint: &Checkpoint, n_vocab: Option<usize>) -> model::Result<SpeechSpec> {
     let mut spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
     spec.n_vocab = n_vocab.unwrap_or(spec.n_vocab);
@@ -43,7 +44,7 @@ fn refused(error: impl std::fmt::Display, parts: &[&str]) {
     }
 }
 
-/// The ids in the fields' order.
+/// The ids in the order of the fields.
 fn ids(t: &SpeechTokens) -> [u32; 9] {
     [
         t.eot,
@@ -58,14 +59,14 @@ fn ids(t: &SpeechTokens) -> [u32; 9] {
     ]
 }
 
-/// The fixture without the tokens of its config.json, which stand where no real model has them.
+/// The fixture without the tokens of its config.json, whose ids no real model has.
 fn bare() -> Checkpoint {
     with(open(NAME), &[("eos_token_id", None), ("decoder_start_token_id", None)])
 }
 
 #[test]
 fn the_size_of_the_vocabulary_tells_the_tokens() {
-    // As openai-whisper's tokenizer numbers them.
+    // openai-whisper's tokenizer has these ids.
     let english = speech(&bare(), Some(51864)).unwrap().tokens;
     assert_eq!(ids(&english), [50256, 50257, 50357, 50358, 50359, 50360, 50361, 50362, 50363]);
     assert!(!english.multilingual && english.languages.is_empty());
@@ -149,7 +150,7 @@ fn generation_config_says_them() {
 fn without_a_list_all_heads_of_the_later_layers_align() {
     let later = [(1, 0), (1, 1), (1, 2), (1, 3)];
     assert_eq!(speech(&bare(), Some(51865)).unwrap().alignment_heads, later);
-    // A list that names a layer or a head that is not there is another model's.
+    // A list with a missing layer or head belongs to another model.
     for other in [[2, 0], [0, 4]] {
         let pairs = [("alignment_heads.0", Some(list(&[0, 3]))), ("alignment_heads.1", Some(list(&other)))];
         let listed = with(bare(), &pairs);

@@ -1,4 +1,4 @@
-//! Every family's plan on two devices, cut at experts and at layers, gives what transformers gives.
+//! Every family's plan on two devices, split at experts and at layers, gives transformers' results.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Runner, all, check_device, open};
@@ -28,7 +28,8 @@ fn split(first: Arc<dyn Device>, share: Share) -> SplitDevice {
     SplitDevice::new(first, Arc::new(Reference::new(1)), share).unwrap()
 }
 
-/// The experts of all layers on the first device; of some; of all, and some layers as a whole.
+/// Three splits: the experts of all layers on the first device, of some layers, and of all layers
+/// with some whole layers.
 fn shares(plan: &Plan) -> [Share; 3] {
     let n_layers = n_layers(plan);
     [(0, n_layers), (0, n_layers - 1), (1, n_layers)].map(|(first_layers, expert_layers)| Share {
@@ -52,7 +53,8 @@ fn experts_of_all_mixtures_may_be_on_another_device() {
     assert!(n >= 25, "{n} mixtures");
 }
 
-/// The CPU, whose results are not rounded as the interpreter's: checked as its own tests do.
+/// The CPU's results are not rounded like the interpreter's, so they are checked as in its own
+/// tests.
 #[test]
 fn experts_of_all_mixtures_may_be_on_the_cpu() {
     let cpu: Arc<dyn Device> = Arc::new(CpuDevice::new(Options { threads: Some(2), isa: None }).unwrap());
@@ -62,7 +64,8 @@ fn experts_of_all_mixtures_may_be_on_the_cpu() {
     }
 }
 
-/// Dense models and mixtures, cut after their first layer, or refused since later layers share its keys and values.
+/// Dense models and mixtures are cut after their first layer, or refused because later layers share
+/// its keys and values.
 #[test]
 fn layers_of_all_fixtures_may_be_on_two_devices() {
     let (mut n, mut refused) = (0, Vec::new());

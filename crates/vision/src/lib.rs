@@ -1,100 +1,97 @@
-//! Pictures for models that see: files of PNG, JPEG and WebP decoded, brought to a size, and cut into patches.
+//! Image preprocessing for vision models: decodes PNG, JPEG and WebP, resizes, and cuts into
+//! patches.
 //!
-//! What is done is what the model's [`Recipe`](model::Recipe) says, in the arithmetic of PyTorch's antialiased resizing of bytes, so
-//! that a model reads the numbers that it was trained with. Files are untrusted: their sizes are bounded before anything is taken.
+//! The steps are those of the model's [`Recipe`](model::Recipe), with the arithmetic of PyTorch's
+//! antialiased resizing of bytes, so that a model reads the numbers that it was trained with. Files
+//! are untrusted: sizes are checked before memory is allocated.
+//!
+//! The types of the recipe and of the result live in `model`: it reads the recipe from the
+//! checkpoint, and the engine accepts images without the decoders of this crate.
 #![deny(missing_docs)]
 
+mod colours;
 mod resize;
 
 use std::io::Cursor;
 
+pub use colours::Colours;
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
 use model::{Picture, Recipe, Sizing, Tile, VisionSpec};
 use resize::resize;
 use sha2::{Digest, Sha256};
 
-/// Most bytes of a file.
+/// Largest size of a file, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
 
-/// Most pixels of a side, and of a picture.
+/// Most pixels of a side.
 pub const MAX_SIDE: u32 = 1 << 15;
-/// Most pixels of a picture: those of larger cameras are of no use to a tower, which sees a million at most.
+/// Most pixels of an image. Towers read a million at most, so larger photographs gain nothing.
 pub const MAX_PIXELS: u64 = 1 << 25;
-/// Most bytes of a picture when it is decoded, as its header says: 4 bytes a pixel, and 8 where its colours have 16 bits.
+/// Most bytes of a decoded image, computed from its header: 4 bytes a pixel, or 8 with 16-bit
+/// colours.
 pub const MAX_DECODED: u64 = 1 << 27;
 
-/// Most patches of a picture, all tiles together.
+/// Most patches of an image, all tiles together.
 pub const MAX_PATCHES: usize = 1 << 16;
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a picture cannot be seen.
+/// Reasons why an image is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file is too large.
+    /// The file has too many bytes.
     #[error("image: {n} bytes, expected at most {MAX_BYTES}")]
     TooManyBytes {
-        /// Its bytes.
+        /// Bytes of the file.
         n: usize,
     },
-    /// It is of no known kind.
+    /// The format is unknown.
     #[error("image: a file that begins with {start}, expected PNG, JPEG or WebP")]
     UnknownFormat {
-        /// Its first bytes.
+        /// First bytes of the file.
         start: String,
     },
-    /// It has too many pixels, or none.
+    /// The image has too many pixels, or none.
     #[error(
         "image: {width} x {height} pixels, expected at least 1 and at most {MAX_SIDE} a side and {MAX_PIXELS} in all"
     )]
     BadSize {
-        /// From left to right.
+        /// Width in pixels.
         width: u32,
-        /// From top to bottom.
+        /// Height in pixels.
         height: u32,
     },
-    /// It would take too much memory.
+    /// The decoded image would need too much memory.
     #[error("image: {n} bytes when it is decoded, expected at most {MAX_DECODED}; make the picture smaller")]
     TooLarge {
-        /// Its bytes.
+        /// Bytes of the decoded image.
         n: u64,
     },
-    /// It is broken.
+    /// The file is damaged.
     #[error("image: {0}")]
     Broken(#[from] image::ImageError),
-    /// It is too long for its width, or too wide.
+    /// The sides differ too much.
     #[error("image: {width} x {height} pixels, expected sides that differ by a factor of at most 200")]
     TooNarrow {
-        /// From left to right.
+        /// Width in pixels.
         width: usize,
-        /// From top to bottom.
+        /// Height in pixels.
         height: usize,
     },
-    /// It would become too many patches.
+    /// The image would become too many patches.
     #[error("image: {n} patches, expected at most {MAX_PATCHES}; make the picture smaller")]
     TooManyPatches {
-        /// Patches.
+        /// Number of patches.
         n: usize,
     },
 }
 
-/// Colours of a picture: `(height, width, 3)`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Colours {
-    /// From top to bottom.
-    pub height: usize,
-    /// From left to right.
-    pub width: usize,
-    /// Red, green, blue.
-    pub bytes: Vec<u8>,
-}
-
-/// Decode a file. Transparency is dropped, and the picture turned as the camera says.
+/// Decodes a file. Transparency is dropped, and the image is rotated as its metadata says.
 ///
 /// # Errors
-/// The file is too large, of no known kind, or broken, or has too many pixels.
+/// The file is too large, of an unknown format, or damaged, or the image has too many pixels.
 pub fn decode(file: &[u8]) -> Result<Colours> {
     if file.len() > MAX_BYTES {
         return Err(Error::TooManyBytes { n: file.len() });
@@ -125,18 +122,18 @@ pub fn decode(file: &[u8]) -> Result<Colours> {
     Ok(Colours { height: rgb.height() as usize, width: rgb.width() as usize, bytes: rgb.into_raw() })
 }
 
-/// Decode a file and make it ready for a tower.
+/// Decodes a file and preprocesses the image for a tower.
 ///
 /// # Errors
-/// As [`decode`]; or the picture's shape does not suit.
+/// The errors of [`decode`] and [`prepare`].
 pub fn picture(spec: &VisionSpec, file: &[u8]) -> Result<Picture> {
     prepare(spec, decode(file)?)
 }
 
-/// Make a picture ready for a tower.
+/// Preprocesses an image for a tower.
 ///
 /// # Errors
-/// The picture's shape does not suit.
+/// The image's sides differ too much, or it has too many patches.
 pub fn prepare(spec: &VisionSpec, colours: Colours) -> Result<Picture> {
     let recipe = &spec.recipe;
     let mut layout = None;
@@ -189,7 +186,7 @@ pub fn prepare(spec: &VisionSpec, colours: Colours) -> Result<Picture> {
     Ok(Picture { hash: hash(&tiles), tiles, layout })
 }
 
-/// What a picture's patches are made of: the same for equal patches, and in practice for no others.
+/// Hash of an image's patches: equal for equal patches, and in practice only for those.
 pub fn hash(tiles: &[Tile]) -> [u64; 2] {
     let mut sha = Sha256::new();
     for tile in tiles {
@@ -204,12 +201,12 @@ pub fn hash(tiles: &[Tile]) -> [u64; 2] {
     [word(0), word(8)]
 }
 
-/// `(3, height, width)`: each colour's plane, as the tower reads it.
+/// `(3, height, width)`: the normalised plane of each colour, as the tower reads it.
 fn normalised(recipe: &Recipe, colours: &Colours) -> Vec<f32> {
     let n = colours.height * colours.width;
     let mut planes = vec![0.0; 3 * n];
     for (channel, plane) in planes.chunks_exact_mut(n).enumerate() {
-        // The factor goes into mean and deviation, as the reference does.
+        // The factor is moved into mean and deviation, as in the reference.
         let (mean, std) = (recipe.mean[channel] / recipe.factor, recipe.std[channel] / recipe.factor);
         for (value, pixel) in plane.iter_mut().zip(colours.bytes.chunks_exact(3)) {
             *value = (f32::from(pixel[channel]) - mean) / std;
@@ -224,10 +221,11 @@ fn cut(colours: &Colours, top: usize, left: usize, side: usize) -> Colours {
     Colours { height: side, width: side, bytes }
 }
 
-/// Sides that are the multiples of `unit` nearest to the picture's, in its shape between `least` and `most` pixels.
+/// Multiples of `unit` nearest to the image's sides. Beyond `least` and `most` pixels, sides with
+/// the image's aspect ratio within these bounds.
 fn within_pixels(height: usize, width: usize, unit: usize, least: usize, most: usize) -> (usize, usize) {
     let (h, w, u) = (height as f64, width as f64, unit as f64);
-    // Halves go to the even number.
+    // Ties round to even.
     let near = |side: f64| (side / u).round_ties_even() * u;
     let pixels = near(h) * near(w);
     let (new_h, new_w) = if pixels > most as f64 {
@@ -244,8 +242,9 @@ fn within_pixels(height: usize, width: usize, unit: usize, least: usize, most: u
     ((new_h as usize).max(unit), (new_w as usize).max(unit))
 }
 
-/// The largest sides that are multiples of `unit` in the picture's shape, rounded down, with at most `most` squares of `unit`. A side
-/// that is too short for one is one, and the other as many as go into it.
+/// The largest multiples of `unit` with about the image's aspect ratio, rounded down, that have at
+/// most `most` squares of `unit`. A side too short for one square gets one; the other side then
+/// gets as many as fit.
 fn within_rows(height: usize, width: usize, unit: usize, most: usize) -> (usize, usize) {
     let (h, w, u) = (height as f64, width as f64, unit as f64);
     let factor = (most as f64 * u * u / (h * w)).sqrt();
@@ -258,10 +257,10 @@ fn within_rows(height: usize, width: usize, unit: usize, most: usize) -> (usize,
     (rows * unit, cols * unit)
 }
 
-/// Most pixels of the longer side, whatever is asked for.
+/// Limit on the longer side in pixels, for any recipe.
 const LONGEST: usize = 4096;
 
-/// Sides with the longer one brought to `longest`, the other made even.
+/// Sides with the longer one scaled to `longest`, and the other rounded up to an even number.
 fn by_longest(height: usize, width: usize, longest: usize) -> (usize, usize) {
     let ratio = width as f64 / height as f64;
     let even = |side: usize| side + side % 2;
@@ -279,7 +278,7 @@ fn by_longest(height: usize, width: usize, longest: usize) -> (usize, usize) {
     (h.max(1), w.max(1))
 }
 
-/// Sides that are multiples of `tile`, no shorter, in about the same shape.
+/// Multiples of `tile` that are not shorter, with about the same aspect ratio.
 fn in_tiles(height: usize, width: usize, tile: usize) -> (usize, usize) {
     let ratio = width as f64 / height as f64;
     let up = |side: usize| side.div_ceil(tile).max(1) * tile;
@@ -296,7 +295,7 @@ mod tests {
 
     #[test]
     fn sizes_follow_the_reference() {
-        // As Python's round, which takes halves to even numbers.
+        // Python's round takes ties to even.
         assert_eq!(within_pixels(80, 110, 28, 3136, 1_003_520), (84, 112));
         assert_eq!(within_pixels(42, 70, 28, 1, 1 << 20), (56, 56));
         assert_eq!(within_pixels(10, 10, 28, 3136, 1 << 20), (56, 56));
@@ -315,7 +314,7 @@ mod tests {
         let said = |file: &[u8]| decode(file).unwrap_err().to_string();
         assert!(said(b"GIF89a").contains("expected PNG, JPEG or WebP"));
         assert!(said(b"").contains("expected PNG"));
-        // A PNG that says that it has 2^31 - 1 pixels a side.
+        // The header of this PNG claims 2^31 - 1 pixels a side.
         let mut png = Vec::new();
         let small = image::RgbImage::from_pixel(2, 2, image::Rgb([1, 2, 3]));
         small.write_to(&mut Cursor::new(&mut png), ImageFormat::Png).unwrap();

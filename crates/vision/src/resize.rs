@@ -1,15 +1,17 @@
-//! Resizing as PyTorch does it on bytes, antialiased: first along rows, then along columns, with weights in 16 bits and bytes between.
+//! Antialiased resizing of bytes, as in PyTorch: first along rows, then along columns, with 16-bit
+//! weights and bytes in between.
 //!
-//! A pixel is the weighted mean of those under the filter, which is as wide as the picture is made smaller. The weights of a pixel sum
-//! to 1 before they are rounded, to as many bits as let the largest fit in an `i16`. A half is added before the sum is shifted back.
+//! A pixel is the weighted mean of the pixels under the filter, which is widened when the image
+//! shrinks. The weights of a pixel sum to 1 before rounding. They are rounded to the number of bits
+//! with which the largest fits into an `i16`. A half is added before the sum is shifted back.
 
 use std::f64::consts::PI;
 
 use model::Filter;
 
-use crate::Colours;
+use crate::colours::Colours;
 
-/// `(height, width)` of another size.
+/// Resizes an image to `height` by `width` pixels.
 pub(crate) fn resize(colours: Colours, height: usize, width: usize, filter: Filter) -> Colours {
     let mut colours = colours;
     if colours.width != width {
@@ -44,12 +46,12 @@ pub(crate) fn resize(colours: Colours, height: usize, width: usize, filter: Filt
     colours
 }
 
-/// The weights of each place along one side.
+/// The weights for each pixel along one side.
 struct Weights {
-    /// By place, the first pixel and where its weights begin and end.
+    /// For each pixel, the first source pixel, and the range of its weights.
     spans: Vec<(usize, usize, usize)>,
     weights: Vec<i16>,
-    /// Bits after the point.
+    /// Fractional bits of the weights.
     bits: u32,
 }
 
@@ -93,7 +95,7 @@ impl Weights {
     }
 }
 
-/// How far a filter reaches, in pixels of the smaller picture.
+/// Half the filter's width, in pixels of the smaller image.
 fn reach(filter: Filter) -> f64 {
     match filter {
         Filter::Bilinear => 1.0,

@@ -1,15 +1,16 @@
-//! Canonical JSON, what a signature covers: keys sorted at every level, no white space, numbers in their shortest form.
+//! Canonical JSON, which signatures cover: keys sorted at every level, no white space, numbers in
+//! their shortest form.
 
 use serde_json::Value as Json;
 
-/// With keys sorted, as FORMAT.md says.
+/// Canonical JSON with sorted keys, as FORMAT.md requires.
 pub(super) fn sorted(json: &Json) -> Vec<u8> {
     let mut out = Vec::new();
     write(json, true, &mut out);
     out
 }
 
-/// With keys as they stand, as the published converter signs them.
+/// Canonical JSON with keys in stored order, as the published converter signs it.
 pub(super) fn as_stored(json: &Json) -> Vec<u8> {
     let mut out = Vec::new();
     write(json, false, &mut out);

@@ -1,4 +1,4 @@
-//! The header's fields, as far as they are read, and the tensor entries' meaning.
+//! The fields of the header that are read, and the meaning of tensor entries.
 
 use std::ops::Range;
 use std::path::Path;
@@ -9,12 +9,13 @@ use serde_json::Value as Json;
 use serde_json::value::RawValue;
 use weights::{Affine, BlockType, Bytes, Error, Map, Planes, Result, ScaleType, Tensor};
 
-/// The bits of [`Entry::flags`] that matter here.
+/// Bits of [`Entry::flags`].
 const TRANSPOSED: u32 = 1;
 const SSM_A_MATRIX: u32 = 1 << 3;
 const LORA_DELTA: u32 = 1 << 4;
 
-/// Layouts in which the integers of a row are one stream of bits, whatever the device they were named for.
+/// Layouts in which the integers of a row are one stream of bits, whatever device they are named
+/// for.
 const PLAIN_LAYOUTS: [&str; 4] = ["rowmajor", "metal_lane_strided", "metal_bit_spread", "cpu_rowmajor"];
 
 /// The header.
@@ -31,7 +32,7 @@ pub(super) struct Header<'a> {
     pub quant_profile: Option<String>,
     #[serde(default)]
     pub source: Option<Json>,
-    /// Not parsed unless it is GGUF's: a vocabulary is most of a header.
+    /// Kept as text unless the tokenizer is GGUF's, because a vocabulary is most of a header.
     #[serde(borrow, default)]
     pub tokenizer: Option<&'a RawValue>,
     #[serde(default)]
@@ -49,7 +50,7 @@ pub(super) struct Header<'a> {
     pub sig: Option<Signature>,
 }
 
-/// Tensors of another model in the same file: an image tower, a draft model.
+/// Tensors of another model in the same file: a vision tower or a draft model.
 #[derive(Deserialize)]
 pub(super) struct Bundle {
     #[serde(default)]
@@ -57,7 +58,7 @@ pub(super) struct Bundle {
     pub tensors: Vec<Entry>,
 }
 
-/// What Ingle adds.
+/// Fields that Ingle adds.
 #[derive(Deserialize)]
 pub(super) struct Ingle {
     #[serde(default)]
@@ -108,7 +109,7 @@ pub(super) struct Entry {
     pub checksum_xxh64: Option<u64>,
 }
 
-/// Where things lie, counted from the start of the weights.
+/// Byte ranges of a tensor's parts, from the start of the weights.
 struct Places {
     data: Range<usize>,
     scales: Option<Range<usize>>,
@@ -116,12 +117,12 @@ struct Places {
 }
 
 impl Entry {
-    /// The bytes that `length` and the checksum cover, counted from the start of the weights.
+    /// The bytes that `length` and the checksum cover, from the start of the weights.
     pub fn range(&self) -> Option<Range<usize>> {
         Some(self.offset..self.offset.checked_add(self.length)?)
     }
 
-    /// The end of the tensor's last byte, wherever its scales lie.
+    /// The end of the tensor's last byte, scales and offsets included.
     pub fn end(&self) -> Option<usize> {
         let mut end = self.range()?.end;
         if self.is_apart() {
@@ -134,7 +135,8 @@ impl Entry {
         Some(end)
     }
 
-    /// Whether `length` covers the integers only, and so the other offsets count from the start of the weights.
+    /// True if `length` covers the integers only. Scale and offset positions then count from the
+    /// start of the weights.
     fn is_apart(&self) -> bool {
         self.n_data_bytes().is_some_and(|n| n == self.length) && self.scale_length.is_some()
     }
@@ -143,7 +145,7 @@ impl Entry {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// Bytes of the values alone.
+    /// Bytes of the values without scales and offsets.
     fn n_data_bytes(&self) -> Option<usize> {
         let bits = self.bits()?;
         let n = self.shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim))?;
@@ -165,7 +167,7 @@ impl Entry {
         })
     }
 
-    /// The type, if it is one that is read.
+    /// The block type, if it is supported.
     fn block(&self, path: &Path) -> Result<BlockType> {
         let at = format!("tensor {:?}", self.name);
         let bits = match (self.dtype.as_str(), self.bits()) {
@@ -191,7 +193,7 @@ impl Entry {
                 return Err(Error::unsupported(path, at, found, "bf16, f16, e8m0"));
             }
         };
-        // The specification's group for each width.
+        // The specification's default group for each width.
         let group = self.group_size.unwrap_or(match bits {
             2 | 3 => 32,
             8 => 128,
@@ -218,7 +220,7 @@ impl Entry {
         }
     }
 
-    /// Refuse what the bytes alone would not show.
+    /// Refuses layouts that the sizes alone would not reveal.
     fn check_kind(&self, path: &Path, block: BlockType) -> Result<()> {
         let at = format!("tensor {:?}", self.name);
         let Some(flags) = self.flag_bits() else {
@@ -230,14 +232,19 @@ impl Entry {
             ));
         };
         let layout = self.layout.as_deref().unwrap_or("rowmajor");
-        // The specification writes the width at the end of some names.
+        // The specification appends the width to some names.
         let plain = layout.strip_suffix(&format!("_q{}", self.bits().unwrap_or(0))).unwrap_or(layout);
         if !PLAIN_LAYOUTS.contains(&plain) {
             let found = format!("layout {layout:?}");
             return Err(Error::unsupported(path, at, found, PLAIN_LAYOUTS.join(", ")));
         }
         if flags & TRANSPOSED != 0 {
-            return Err(Error::unsupported(path, at, "a transposed tensor", "tensors as their shape says"));
+            return Err(Error::unsupported(
+                path,
+                at,
+                "a transposed tensor",
+                "tensors that are not transposed",
+            ));
         }
         if flags & LORA_DELTA != 0 {
             return Err(Error::malformed(path, at, "a LoRA delta", "it in an extension slot"));
@@ -252,14 +259,14 @@ impl Entry {
             return Err(Error::unsupported(
                 path,
                 at,
-                "AWQ scales apart",
+                "separate AWQ scales",
                 "AWQ scales folded into the weights",
             ));
         }
         Ok(())
     }
 
-    /// Where everything lies, checked against the shape.
+    /// The byte ranges of all parts, checked against the shape.
     fn places(&self, block: BlockType, path: &Path) -> Result<Places> {
         let at = format!("tensor {:?}", self.name);
         let n_cols = self.n_cols();
@@ -303,7 +310,8 @@ impl Entry {
         }
         let n_rows: usize = self.shape.iter().rev().skip(1).product();
         let plane = |what: &str, offset: Option<usize>, length: Option<usize>, row: usize| {
-            // Less than the values' bytes, which fit.
+            // No overflow: scales and offsets have fewer bytes than the values, whose size was
+            // checked.
             let needed = n_rows * row;
             if row == 0 {
                 return match length.unwrap_or(0) {
@@ -314,20 +322,20 @@ impl Entry {
                 };
             }
             let (Some(offset), Some(length)) = (offset, length) else {
-                return Err(expected(&format!("no {what}"), format!("{needed} bytes of them")));
+                return Err(expected(&format!("no {what}"), format!("{needed} bytes")));
             };
             if length != needed {
                 return Err(expected(&format!("{what} of {length} bytes"), needed.to_string()));
             }
             let outside =
-                || expected(&format!("{what} at {offset}"), "them within the tensor's bytes".to_owned());
+                || expected(&format!("{what} at {offset}"), "a range within the tensor's bytes".to_owned());
             if self.is_apart() {
                 let end = offset.checked_add(length).ok_or_else(outside)?;
                 return Ok(Some(offset..end));
             }
             let end = offset.checked_add(length).filter(|&end| offset >= n_bytes && end <= self.length);
             let end = end.ok_or_else(outside)?;
-            // No sum is past `whole.end`, which fits.
+            // No overflow: every sum is at most `whole.end`.
             Ok(Some(whole.start + offset..whole.start + end))
         };
         Ok(Places {
@@ -337,7 +345,7 @@ impl Entry {
         })
     }
 
-    /// The tensor, a view of the file; `weights` is where the weights begin in it.
+    /// The tensor as a view of the file; `weights` is the start of the weights in the file.
     pub fn tensor(&self, map: &Arc<Map>, weights: usize, path: &Path) -> Result<Tensor> {
         let block = self.block(path)?;
         self.check_kind(path, block)?;
@@ -349,7 +357,7 @@ impl Entry {
                     path,
                     format_args!("tensor {:?}", self.name),
                     format_args!("bytes {range:?} of the weights"),
-                    format_args!("them within their {} bytes", map.len().saturating_sub(weights)),
+                    format_args!("a range within their {} bytes", map.len().saturating_sub(weights)),
                 )
             })
         };

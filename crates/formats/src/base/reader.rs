@@ -17,7 +17,7 @@ use crate::safetensors::flatten;
 use weights::keys::{FILES_PREFIX, TOKENIZER_KEY};
 use weights::{Bytes, Checkpoint, Error, Map, Metadata, Naming, Result, Value};
 
-/// The bit of a slot's flags that says that a reader must understand it.
+/// Flag of a slot that readers must understand.
 const SLOT_REQUIRED: u16 = 1;
 
 /// An open file.
@@ -26,32 +26,33 @@ pub struct Base {
     checkpoint: Checkpoint,
     path: PathBuf,
     map: Arc<Map>,
-    /// The JSON, in the file.
+    /// Range of the JSON in the file.
     header: Range<usize>,
-    /// The tensors' bytes, in the file.
+    /// Range of the tensors' bytes in the file.
     weights: Range<usize>,
-    /// Also those of an image tower or a draft model.
+    /// Entries of all tensors, those of a vision tower or draft model included.
     entries: Vec<Entry>,
     signature: Option<Signature>,
     slots: Vec<Slot>,
 }
 
-/// An extension slot: bytes after the weights, of a kind that the specification lists. Ingle needs none of them.
+/// An extension slot: bytes after the weights, of a kind listed in the specification. Ingle uses
+/// none of them.
 #[derive(Clone, Debug)]
 pub struct Slot {
-    /// What it is: 1 LoRA weights, 2 a compute graph, 3 warm-up tokens, 4 a reference trace, 5 RoPE tables, 6
-    /// calibration data, 255 a vendor's own.
+    /// The kind: 1 LoRA weights, 2 a compute graph, 3 warm-up tokens, 4 a reference trace, 5 RoPE
+    /// tables, 6 calibration data, 255 vendor-specific.
     pub kind: u16,
-    /// As stored.
+    /// The stored bytes.
     pub payload: Bytes,
-    /// 0 if there is none.
+    /// Checksum of the payload; 0 if the slot has none.
     checksum: u64,
 }
 
-/// Parse the bytes of a file; `path` only names it in errors.
+/// Parses the bytes of a file; `path` only names it in errors.
 ///
 /// # Errors
-/// Anything in the bytes that breaks the format, or that is not read (see the module's table).
+/// Bytes that break the format, or content that is not supported (see the module's table).
 pub fn parse(map: Arc<Map>, path: &Path) -> Result<Base> {
     let mut cursor = Cursor::new(&map, path);
     let magic = cursor.take(4, format_args!("magic"))?;
@@ -79,7 +80,7 @@ pub fn parse(map: Arc<Map>, path: &Path) -> Result<Base> {
     if header.schema != 1 {
         return Err(Error::unsupported(path, "header, key \"schema\"", header.schema, "1"));
     }
-    // Within twice the file's length.
+    // At most twice the file's length.
     let weights = weights_start(length).unwrap_or(usize::MAX);
 
     let mut names = HashSet::new();
@@ -129,7 +130,7 @@ impl Base {
         self.checkpoint
     }
 
-    /// The header's JSON as it stands.
+    /// The header's JSON as stored.
     pub fn header(&self) -> &[u8] {
         &self.map[self.header.clone()]
     }
@@ -139,15 +140,16 @@ impl Base {
         &self.slots
     }
 
-    /// The id of the key that the file says it was signed with; nothing is verified.
+    /// The id of the signing key, as the file states it. Nothing is verified.
     pub fn signed_by(&self) -> Option<&str> {
         self.signature.as_ref().map(|signature| signature.key_id.as_str())
     }
 
-    /// Hash every tensor and slot that has a checksum; returns how many had one. This reads the whole file.
+    /// Checks the checksum of every tensor and slot that has one, and returns their number. This
+    /// reads the whole file.
     ///
     /// # Errors
-    /// Names the first whose bytes have another checksum.
+    /// Names the first tensor or slot with another checksum.
     pub fn verify_checksums(&self) -> Result<usize> {
         let mut n = 0;
         let mut check = |at: String, bytes: &[u8], expected: u64| {
@@ -179,19 +181,19 @@ impl Base {
         });
         range.and_then(|range| self.map.get(range)).ok_or_else(|| {
             let at = format!("tensor {:?}", entry.name);
-            Error::malformed(&self.path, at, "bytes past the end", "them within the file")
+            Error::malformed(&self.path, at, "bytes past the end", "a range within the file")
         })
     }
 
-    /// Check the ed25519 signature with this key; returns the id of the key as the signer named it. This reads the
-    /// whole file. Slots are not part of what is signed.
+    /// Checks the ed25519 signature with this key, and returns the key's id as the signer named it.
+    /// This reads the whole file. The signature does not cover slots.
     ///
     /// # Errors
-    /// There is no signature, or it is not by this key over these bytes.
+    /// The file has no signature, or the signature does not match this key and these bytes.
     pub fn verify_signature(&self, key: &PublicKey) -> Result<String> {
         let error = |found: &str, expected: &str| Error::malformed(&self.path, "signature", found, expected);
         let Some(signature) = &self.signature else {
-            return Err(error("none", "one by the key that was given"));
+            return Err(error("none", "a signature by the given key"));
         };
         if signature.alg != "ed25519" {
             let found = format!("algorithm {:?}", signature.alg);
@@ -204,8 +206,8 @@ impl Base {
             signed.iter().any(|header| key.verify(&[header, &weights[..]].concat(), &signature.signature));
         if !valid {
             return Err(error(
-                "one that is not by the key that was given over these bytes",
-                "a valid one: the file was changed, or signed by somebody else",
+                "a signature that is not by the key, or not over these bytes",
+                "a valid signature; the file was changed, or another key signed it",
             ));
         }
         Ok(signature.key_id.clone())
@@ -225,7 +227,7 @@ impl Base {
         Sha256::digest(self.map.get(self.weights.clone()).unwrap_or_default()).into()
     }
 
-    /// The weights and all that follows.
+    /// The weights and everything after them.
     pub(super) fn weights_to_end(&self) -> &[u8] {
         self.map.get(self.weights.start..).unwrap_or_default()
     }
@@ -250,7 +252,7 @@ fn naming(header: &Header, path: &Path) -> Result<Naming> {
     })
 }
 
-/// Ingle's own keys, config.json's, the tokenizer, and what the header says of the file.
+/// The metadata: Ingle's own keys, config.json's, the tokenizer's, and the header's fields.
 fn metadata(header: &Header, path: &Path) -> Result<Metadata> {
     let mut metadata = Metadata::default();
     if let Some(own) = &header.metadata {
@@ -259,11 +261,11 @@ fn metadata(header: &Header, path: &Path) -> Result<Metadata> {
     if let Some(config) = &header.config {
         let mut more = Metadata::default();
         flatten(config, "", path, &mut more)?;
-        // Where both have a key, the first is the one with types.
+        // A key in both places keeps the first value, which has types.
         more.iter().for_each(|(key, value)| _ = metadata.insert(key.to_owned(), value.clone()));
     }
     if let Some(raw) = header.tokenizer.filter(|raw| raw.get() != "{}") {
-        // A short look: BaseRT keeps a GGUF's tokenizer as its keys.
+        // BaseRT stores a GGUF file's tokenizer as its keys.
         if raw.get().contains("\"tokenizer.ggml.") {
             let json: Json = serde_json::from_str(raw.get())
                 .map_err(|e| Error::malformed(path, "header, key \"tokenizer\"", e, "a JSON object"))?;
@@ -300,14 +302,14 @@ fn metadata(header: &Header, path: &Path) -> Result<Metadata> {
     Ok(metadata)
 }
 
-/// The end of the last tensor. No two tensors share a part of their bytes, though they may share all of them.
+/// The end of the last tensor. Two tensors may share all of their bytes, but not a part of them.
 fn end_of_weights(entries: &[Entry], weights: usize, map: &Map, path: &Path) -> Result<usize> {
     let outside = |entry: &Entry| {
         Error::malformed(
             path,
             format_args!("tensor {:?}", entry.name),
             "bytes past the end",
-            format_args!("them within the {} bytes of the weights", map.len().saturating_sub(weights)),
+            format_args!("a range within the {} bytes of the weights", map.len().saturating_sub(weights)),
         )
     };
     let mut by_start: Vec<(Range<usize>, &Entry)> = Vec::with_capacity(entries.len());
@@ -324,7 +326,7 @@ fn end_of_weights(entries: &[Entry], weights: usize, map: &Map, path: &Path) -> 
                 path,
                 format_args!("tensor {:?}", entry_b.name),
                 format_args!("bytes {b:?}"),
-                format_args!("them past tensor {:?}, bytes {a:?}", entry_a.name),
+                format_args!("a range after tensor {:?}, bytes {a:?}", entry_a.name),
             ));
         }
     }
@@ -354,8 +356,8 @@ fn read_slots(map: &Arc<Map>, weights_end: usize, path: &Path) -> Result<Vec<Slo
         let payload = cursor.bytes(start..cursor.at, at)?;
         cursor.take(length.next_multiple_of(8) - length, at)?;
         if flags & SLOT_REQUIRED != 0 {
-            let found = format!("a slot of kind {kind} that a reader has to understand");
-            return Err(Error::unsupported(path, at, found, "slots that may be passed over"));
+            let found = format!("a required slot of kind {kind}");
+            return Err(Error::unsupported(path, at, found, "only optional slots"));
         }
         slots.push(Slot { kind, payload, checksum });
     }

@@ -1,4 +1,5 @@
-//! ed25519 signatures: over the canonical header without its `sig`, followed by the SHA-256 of the weights.
+//! ed25519 signatures over the canonical header without its `sig`, followed by the SHA-256 of the
+//! weights.
 //!
 //! Keys are files of 32 bytes, as BaseRT's `keygen` writes them: `NAME.secret` and `NAME.pub`.
 
@@ -14,43 +15,43 @@ use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 use super::{MAGIC, VERSION, canonical, weights_start};
 use weights::{Access, Error, Result};
 
-/// Bytes of a key, secret or public.
+/// Bytes of a secret or public key.
 const KEY_BYTES: usize = 32;
 
-/// A key to sign with. It is wiped from memory when dropped, and its `Debug` shows nothing of it.
+/// A signing key. It is wiped from memory when dropped, and its `Debug` output hides it.
 #[derive(Clone)]
 pub struct SecretKey(SigningKey);
 
 impl SecretKey {
-    /// A new key, from the operating system's randomness.
+    /// Generates a key from the operating system's randomness.
     ///
     /// # Errors
-    /// The operating system has none.
+    /// The operating system has no source of randomness.
     pub fn generate() -> std::io::Result<SecretKey> {
         let mut bytes = [0; KEY_BYTES];
         getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
         Ok(SecretKey::from_bytes(&bytes))
     }
 
-    /// The key that is these bytes.
+    /// The key with these bytes.
     pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> SecretKey {
         SecretKey(SigningKey::from_bytes(bytes))
     }
 
-    /// Its bytes, for a file that only its owner may read.
+    /// The key's bytes, for a file that only its owner can read.
     pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
         self.0.to_bytes()
     }
 
-    /// Read a file of 32 bytes.
+    /// Reads a file of 32 bytes.
     ///
     /// # Errors
-    /// It cannot be read, or has another length.
+    /// The file cannot be read, or has another length.
     pub fn read(path: &Path) -> Result<SecretKey> {
         Ok(SecretKey::from_bytes(&read_key(path)?))
     }
 
-    /// The key to verify with.
+    /// The public key that verifies this key's signatures.
     pub fn public(&self) -> PublicKey {
         PublicKey(self.0.verifying_key())
     }
@@ -62,32 +63,33 @@ impl fmt::Debug for SecretKey {
     }
 }
 
-/// A key to verify with.
+/// A key that verifies signatures.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PublicKey(VerifyingKey);
 
 impl PublicKey {
-    /// The key that is these bytes; none if they are no point of the curve.
+    /// The key with these bytes; `None` if they are not a point of the curve.
     pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<PublicKey> {
         VerifyingKey::from_bytes(bytes).ok().map(PublicKey)
     }
 
-    /// Its bytes.
+    /// The key's bytes.
     pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
         self.0.to_bytes()
     }
 
-    /// Read a file of 32 bytes.
+    /// Reads a file of 32 bytes.
     ///
     /// # Errors
-    /// It cannot be read, has another length, or is no key.
+    /// The file cannot be read, has another length, or is not a key.
     pub fn read(path: &Path) -> Result<PublicKey> {
-        PublicKey::from_bytes(&read_key(path)?)
-            .ok_or_else(|| Error::malformed(path, "key", "32 bytes that are no key", "an ed25519 public key"))
+        PublicKey::from_bytes(&read_key(path)?).ok_or_else(|| {
+            Error::malformed(path, "key", "32 bytes that are not a key", "an ed25519 public key")
+        })
     }
 
-    /// Whether `signature`, in base64, is this key's over `message`. Keys and signatures that would also fit other
-    /// messages (of small order) do not count.
+    /// True if `signature`, in base64, is this key's over `message`. Keys and signatures of small
+    /// order, which would match other messages too, are rejected.
     pub(super) fn verify(&self, message: &[u8], signature: &str) -> bool {
         let bytes = STANDARD.decode(signature).ok().and_then(|bytes| <[u8; 64]>::try_from(bytes).ok());
         bytes.is_some_and(|bytes| self.0.verify_strict(message, &Signature::from_bytes(&bytes)).is_ok())
@@ -106,13 +108,14 @@ fn read_key(path: &Path) -> Result<[u8; KEY_BYTES]> {
         .map_err(|_| Error::malformed(path, "key", format_args!("{} bytes", bytes.len()), "32"))
 }
 
-/// Write `output`: `input` with a signature in place of any that it had. `key_id` is for people.
+/// Writes `output`: `input` with a new signature, which replaces an old one. `key_id` names the key
+/// for people.
 ///
 /// # Errors
-/// `input` is no sound `.base` file, `output` is the same file, or it cannot be written.
+/// `input` is not a valid `.base` file, `output` is the same file, or writing fails.
 pub fn sign_file(input: &Path, output: &Path, key: &SecretKey, key_id: &str) -> Result<()> {
     let io = |source| Error::Io { file: output.to_owned(), source };
-    // Writing over a file that is mapped would tear it from under us.
+    // Writing over a mapped file would change it while it is read.
     if let (Ok(a), Ok(b)) = (input.canonicalize(), output.canonicalize())
         && a == b
     {
@@ -132,7 +135,7 @@ pub fn sign_file(input: &Path, output: &Path, key: &SecretKey, key_id: &str) -> 
     out.flush().map_err(io)
 }
 
-/// Everything before the weights.
+/// Writes everything before the weights.
 pub(super) fn write_head(out: &mut impl Write, header: &[u8]) -> std::io::Result<()> {
     out.write_all(&MAGIC)?;
     out.write_all(&VERSION.to_le_bytes())?;

@@ -1,18 +1,19 @@
-//! Writing a `.base` file in one pass.
+//! Writes a `.base` file in one pass.
 //!
-//! Everything is declared first; then the tensors' bytes stream through in the same order. Their checksums stand in the
-//! header, in front of them: so its length is fixed beforehand, and it is written last.
+//! All content is declared first; then the tensors' bytes follow in the same order. The header
+//! precedes the tensors but has their checksums, so its length is reserved first and it is written
+//! last.
 //!
 //! ```
-//! use formats::base::Writer;
+//! use formats::base::BaseWriter;
 //! use weights::{BlockType, Naming, PlaneSlices};
-//! let mut writer = Writer::new("llama", Naming::HuggingFace);
+//! let mut writer = BaseWriter::new("llama", Naming::HuggingFace);
 //! writer.tensor("model.norm.weight", &[2], BlockType::F32)?;
 //! let mut body = writer.begin(std::io::Cursor::new(Vec::new()))?;
 //! body.tensor_data(&[0; 8], PlaneSlices::default())?;
 //! let file: Vec<u8> = body.finish()?.into_inner();
 //! assert_eq!(&file[..4], b"BASE");
-//! # Ok::<(), formats::base::WriteError>(())
+//! # Ok::<(), formats::base::BaseWriteError>(())
 //! ```
 
 use std::collections::HashSet;
@@ -26,78 +27,78 @@ use crate::safetensors::number;
 use weights::keys::{FILES_PREFIX, TOKENIZER_KEY};
 use weights::{Array, BlockType, Metadata, Naming, PlaneSlices, ScaleType, Value};
 
-/// Where scales and offsets are aligned to within a tensor's bytes: a cache line.
+/// Alignment of scales and offsets within a tensor's bytes: a cache line.
 const PLANE_ALIGNMENT: usize = 64;
 
-/// What can be wrong with what is to be written.
+/// Errors of the content to be written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum WriteError {
-    /// A key or tensor name was given twice.
-    #[error("{0:?} is given twice")]
+pub enum BaseWriteError {
+    /// Two keys or tensors have the same name.
+    #[error("{0:?} is declared twice")]
     Duplicate(String),
-    /// The type has no place in the format.
+    /// The format cannot store the type.
     #[error(
         "tensor {name:?}: .base has no type {block}; it has F32, F16, BF16, and affine types with BF16, F16 or E8M0 scales"
     )]
     Type {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its type.
+        /// Type of the tensor.
         block: BlockType,
     },
-    /// The shape cannot be stored in this type.
+    /// The type cannot store the shape.
     #[error(
-        "tensor {name:?}: shape {shape:?} has to have no dimension of 0, and rows of whole blocks of {block}"
+        "tensor {name:?}: found shape {shape:?}, expected dimensions above 0 and rows of whole blocks of {block}"
     )]
     Shape {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its shape, outermost first.
+        /// Shape of the tensor, outermost dimension first.
         shape: Vec<usize>,
-        /// Its type.
+        /// Type of the tensor.
         block: BlockType,
     },
-    /// The bytes given for a tensor are too many or too few, or there is no such tensor.
+    /// A tensor got too many or too few bytes, or there is no such tensor.
     #[error("tensor {name:?}: found {found} bytes of {what}, expected {expected}")]
     Length {
-        /// The tensor; empty when all have been written already.
+        /// Name of the tensor; empty if all tensors have been written.
         name: String,
-        /// `values`, `scales` or `biases`.
+        /// Part of the tensor: `values`, `scales` or `biases`.
         what: &'static str,
-        /// What was given.
+        /// Number of bytes passed.
         found: usize,
-        /// What the type and shape demand.
+        /// Number of bytes for the type and shape.
         expected: usize,
     },
-    /// A value that JSON has no place for: an integer beyond 64 bits, or a text that is not UTF-8.
+    /// JSON cannot store a value: an integer beyond 64 bits, or a string that is not UTF-8.
     #[error("key {key:?}: {what} cannot be stored in a .base header")]
     Value {
         /// The key.
         key: String,
-        /// What is wrong with its value.
+        /// Description of the value.
         what: &'static str,
     },
-    /// The writer refused.
+    /// The underlying writer failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
 
-/// What a file will hold; see the module's example.
+/// The declared content of a file; see the module's example.
 #[derive(Debug)]
-pub struct Writer {
+pub struct BaseWriter {
     header: Object<String, Json>,
     metadata: Object<String, Json>,
     files: Object<String, Json>,
     naming: Naming,
-    /// Of each tensor's start.
+    /// Alignment of each tensor's start, in bytes.
     alignment: usize,
-    tensors: Vec<Declared>,
+    tensors: Vec<DeclaredTensor>,
     names: HashSet<String>,
 }
 
 #[derive(Debug)]
-struct Declared {
+struct DeclaredTensor {
     name: String,
     shape: Vec<usize>,
     block: BlockType,
@@ -106,8 +107,8 @@ struct Declared {
     n_bias_bytes: usize,
 }
 
-impl Declared {
-    /// Where the scales, the offsets and the whole end, counted from the tensor's start.
+impl DeclaredTensor {
+    /// Ends of the scales, of the offsets and of the whole tensor, from the tensor's start.
     fn layout(&self) -> (usize, usize, usize) {
         if self.n_scale_bytes == 0 {
             return (self.n_bytes, self.n_bytes, self.n_bytes);
@@ -121,9 +122,9 @@ impl Declared {
     }
 }
 
-impl Writer {
-    /// A file for a model of this architecture, whose names follow this convention.
-    pub fn new(arch: &str, naming: Naming) -> Writer {
+impl BaseWriter {
+    /// A file for a model of architecture `arch`, with names of the convention `naming`.
+    pub fn new(arch: &str, naming: Naming) -> BaseWriter {
         let header = json!({
             "schema": 1,
             "arch": arch,
@@ -134,10 +135,10 @@ impl Writer {
             "source": { "format": "", "sha256": "", "filename": "" },
             "tokenizer": {},
             "config": {},
-            // The packing is the same for `cpu_avx2`; this is the name that other readers assume.
+            // The packing equals that of `cpu_avx2`; other readers expect this name.
             "target_backend": "metal",
         });
-        Writer {
+        BaseWriter {
             header: header.as_object().cloned().unwrap_or_default(),
             metadata: Object::new(),
             files: Object::new(),
@@ -148,64 +149,68 @@ impl Writer {
         }
     }
 
-    /// Set a field of the header: `created`, `source`, `quant_profile`, `config` (config.json as an object), `tokenizer`
-    /// (tokenizer.json as an object). The fields that the writer makes itself are overwritten.
+    /// Sets a field of the header: `created`, `source`, `quant_profile`, `config` (config.json as
+    /// an object) or `tokenizer` (tokenizer.json as an object). The writer overwrites the fields
+    /// that it sets itself.
     pub fn field(&mut self, key: &str, value: Json) {
         self.header.insert(key.to_owned(), value);
     }
 
-    /// Add all keys of a checkpoint's metadata, but those that a `.base` file gave it.
+    /// Adds all keys of a checkpoint's metadata, except those that reading a `.base` file added.
     ///
     /// # Errors
-    /// A key is there already, or has a value that JSON has no place for.
-    pub fn metadata(&mut self, metadata: &Metadata) -> Result<(), WriteError> {
+    /// A key is present already, or JSON cannot store its value.
+    pub fn metadata(&mut self, metadata: &Metadata) -> Result<(), BaseWriteError> {
         for (key, value) in metadata.iter() {
             let given = [super::HEADER_PREFIX, FILES_PREFIX].iter().any(|p| key.starts_with(p));
-            // GGUF files may have this key as one of their own.
+            // In GGUF files this may be an ordinary key.
             if given || (key == TOKENIZER_KEY && self.naming != Naming::Gguf) {
                 continue;
             }
-            let json = to_json(value).map_err(|what| WriteError::Value { key: key.to_owned(), what })?;
+            let json = to_json(value).map_err(|what| BaseWriteError::Value { key: key.to_owned(), what })?;
             add(&mut self.metadata, key, json)?;
         }
         Ok(())
     }
 
-    /// Add the text of a small file that belongs to the model: `chat_template.jinja`, `tokenizer_config.json`.
+    /// Adds the text of a small file that belongs to the model: `chat_template.jinja`,
+    /// `tokenizer_config.json`.
     ///
     /// # Errors
-    /// The name is there already.
-    pub fn file(&mut self, name: &str, text: &str) -> Result<(), WriteError> {
+    /// The name is present already.
+    pub fn file(&mut self, name: &str, text: &str) -> Result<(), BaseWriteError> {
         add(&mut self.files, name, Json::String(text.to_owned()))
     }
 
-    /// Align tensors to pages of `1 << log2` bytes: 14 (Apple; the default), 16 (NVIDIA and AMD), or down to 6 where
-    /// nothing needs pages.
+    /// Aligns tensors to pages of `1 << log2` bytes: 14 (Apple; the default), 16 (NVIDIA and AMD),
+    /// or down to 6 if no device needs pages.
     pub fn page(&mut self, log2: u8) {
         self.alignment = 1 << log2.clamp(6, 16);
     }
 
-    /// Declare a tensor; `shape` has the outermost dimension first. [`layer_order`] is the order to declare them in.
+    /// Declares a tensor; `shape` has the outermost dimension first. [`layer_order`] gives the
+    /// order of declarations.
     ///
     /// # Errors
-    /// The name is there already, the format lacks the type, or the shape does not fit it.
-    pub fn tensor(&mut self, name: &str, shape: &[usize], block: BlockType) -> Result<(), WriteError> {
+    /// The name is present already, the format lacks the type, or the shape does not fit it.
+    pub fn tensor(&mut self, name: &str, shape: &[usize], block: BlockType) -> Result<(), BaseWriteError> {
         if dtype(block).is_none() {
-            return Err(WriteError::Type { name: name.to_owned(), block });
+            return Err(BaseWriteError::Type { name: name.to_owned(), block });
         }
         let n_cols = shape.last().copied().unwrap_or(1);
         let n_values = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim).filter(|&n| n > 0));
         let n_bytes = n_values
             .filter(|_| n_cols.is_multiple_of(block.block_len()))
             .and_then(|n| (n / block.block_len()).checked_mul(block.block_bytes()))
-            // Room for the other parts and the alignment, in a file that no disk holds.
+            // The bound leaves room for the other parts and the alignment; no disk holds such a
+            // file.
             .filter(|&n| n < usize::MAX / 4)
-            .ok_or_else(|| WriteError::Shape { name: name.to_owned(), shape: shape.to_vec(), block })?;
+            .ok_or_else(|| BaseWriteError::Shape { name: name.to_owned(), shape: shape.to_vec(), block })?;
         if !self.names.insert(name.to_owned()) {
-            return Err(WriteError::Duplicate(name.to_owned()));
+            return Err(BaseWriteError::Duplicate(name.to_owned()));
         }
         let n_rows: usize = shape.iter().rev().skip(1).product();
-        self.tensors.push(Declared {
+        self.tensors.push(DeclaredTensor {
             name: name.to_owned(),
             shape: shape.to_vec(),
             block,
@@ -216,11 +221,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Begin the file at the writer's start; the tensors' bytes follow through the [`Body`].
+    /// Begins the file at the writer's start. The tensors' bytes follow through the [`BaseBody`].
     ///
     /// # Errors
-    /// The writer refused.
-    pub fn begin<W: Write + Seek>(mut self, mut out: W) -> Result<Body<W>, WriteError> {
+    /// The underlying writer failed.
+    pub fn begin<W: Write + Seek>(mut self, mut out: W) -> Result<BaseBody<W>, BaseWriteError> {
         let naming = match self.naming {
             Naming::Base => "base",
             Naming::Gguf => "gguf",
@@ -254,12 +259,12 @@ impl Writer {
         }
         self.header.insert("tensors".to_owned(), Json::Array(entries));
         self.header.insert("pad".to_owned(), Json::String(String::new()));
-        // The longest that the header can become: every checksum of twenty digits.
+        // The longest possible header, in which every checksum has twenty digits.
         let header_bytes = canonical::sorted(&Json::Object(self.header.clone())).len();
         let start = weights_start(header_bytes)
             .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidInput))?;
         out.seek(SeekFrom::Start(start as u64))?;
-        Ok(Body {
+        Ok(BaseBody {
             out,
             header: self.header,
             header_bytes,
@@ -270,7 +275,7 @@ impl Writer {
         })
     }
 
-    /// The quantised type that most bytes have.
+    /// The quantised type with the most bytes.
     fn quant_scheme(&self) -> &'static str {
         let mut bytes = std::collections::BTreeMap::new();
         for tensor in self.tensors.iter().filter(|t| t.block.has_planes()) {
@@ -280,9 +285,9 @@ impl Writer {
     }
 }
 
-fn add(object: &mut Object<String, Json>, key: &str, value: Json) -> Result<(), WriteError> {
+fn add(object: &mut Object<String, Json>, key: &str, value: Json) -> Result<(), BaseWriteError> {
     if object.contains_key(key) {
-        return Err(WriteError::Duplicate(key.to_owned()));
+        return Err(BaseWriteError::Duplicate(key.to_owned()));
     }
     object.insert(key.to_owned(), value);
     Ok(())
@@ -290,24 +295,22 @@ fn add(object: &mut Object<String, Json>, key: &str, value: Json) -> Result<(), 
 
 /// The format's name for a type.
 fn dtype(block: BlockType) -> Option<&'static str> {
-    match block {
-        BlockType::F32 => Some("f32"),
-        BlockType::F16 => Some("f16"),
-        BlockType::BF16 => Some("bf16"),
-        BlockType::Affine(affine) if affine.scale() != ScaleType::F32 => Some(match affine.bits() {
+    if let BlockType::Affine(affine) = block {
+        return (affine.scale() != ScaleType::F32).then_some(match affine.bits() {
             2 => "base_q2",
             3 => "base_q3",
             4 => "base_q4",
             5 => "base_q5",
             6 => "base_q6",
             _ => "base_q8",
-        }),
-        _ => None,
+        });
     }
+    let floats = [(BlockType::F32, "f32"), (BlockType::F16, "f16"), (BlockType::BF16, "bf16")];
+    floats.into_iter().find(|(float, _)| *float == block).map(|(_, name)| name)
 }
 
-/// A tensor's entry, with the longest checksum that there is.
-fn entry(tensor: &Declared, offset: usize) -> Json {
+/// A tensor's entry, with the longest possible checksum.
+fn entry(tensor: &DeclaredTensor, offset: usize) -> Json {
     let (scales, biases, length) = tensor.layout();
     let mut entry = json!({
         "name": tensor.name,
@@ -350,34 +353,34 @@ fn to_json(value: &Value) -> Result<Json, &'static str> {
         Value::Array(strings @ Array::Str { spans, .. }) => {
             let text = |i| std::str::from_utf8(strings.str_bytes(i).unwrap_or_default());
             let items: Result<Vec<Json>, _> = (0..spans.len()).map(|i| text(i).map(|s| json!(s))).collect();
-            Json::Array(items.map_err(|_| "a text that is not UTF-8")?)
+            Json::Array(items.map_err(|_| "a string that is not UTF-8")?)
         }
     })
 }
 
 /// A file whose header is reserved.
 #[derive(Debug)]
-pub struct Body<W> {
+pub struct BaseBody<W> {
     out: W,
     header: Object<String, Json>,
-    /// Of the reserved header.
+    /// Bytes of the reserved header.
     header_bytes: usize,
     alignment: usize,
-    tensors: Vec<Declared>,
-    /// Tensors.
+    tensors: Vec<DeclaredTensor>,
+    /// Number of tensors written.
     n_written: usize,
-    /// Bytes that stand before the next tensor.
+    /// Bytes of padding before the next tensor.
     n_padding: usize,
 }
 
-impl<W: Write + Seek> Body<W> {
-    /// Write the next tensor, in the order of declaration.
+impl<W: Write + Seek> BaseBody<W> {
+    /// Writes the next tensor, in the order of declaration.
     ///
     /// # Errors
-    /// There is no next tensor, a part has another length, or the writer refused.
-    pub fn tensor_data(&mut self, data: &[u8], planes: PlaneSlices) -> Result<(), WriteError> {
+    /// There is no next tensor, a part has another length, or the underlying writer failed.
+    pub fn tensor_data(&mut self, data: &[u8], planes: PlaneSlices) -> Result<(), BaseWriteError> {
         let Some(tensor) = self.tensors.get(self.n_written) else {
-            return Err(WriteError::Length {
+            return Err(BaseWriteError::Length {
                 name: String::new(),
                 what: "values",
                 found: data.len(),
@@ -390,7 +393,7 @@ impl<W: Write + Seek> Body<W> {
             ("biases", planes.biases.len(), tensor.n_bias_bytes),
         ] {
             if found != expected {
-                return Err(WriteError::Length { name: tensor.name.clone(), what, found, expected });
+                return Err(BaseWriteError::Length { name: tensor.name.clone(), what, found, expected });
             }
         }
         let (scales, biases, length) = tensor.layout();
@@ -416,13 +419,13 @@ impl<W: Write + Seek> Body<W> {
         Ok(())
     }
 
-    /// Write the header, flush, and hand back the writer.
+    /// Writes the header, flushes, and returns the writer.
     ///
     /// # Errors
-    /// A declared tensor has had no data, or the writer refused.
-    pub fn finish(mut self) -> Result<W, WriteError> {
+    /// A declared tensor is missing, or the underlying writer failed.
+    pub fn finish(mut self) -> Result<W, BaseWriteError> {
         if let Some(tensor) = self.tensors.get(self.n_written) {
-            return Err(WriteError::Length {
+            return Err(BaseWriteError::Length {
                 name: tensor.name.clone(),
                 what: "values",
                 found: 0,
@@ -449,8 +452,8 @@ fn zeros(out: &mut impl Write, n: usize) -> std::io::Result<()> {
     std::io::copy(&mut std::io::Read::take(std::io::repeat(0), n as u64), out).map(|_| ())
 }
 
-/// A key to sort tensors by, so that they lie in the file in the order in which a forward pass reads them: embeddings,
-/// then layer after layer by number, then all without a layer. Names of one layer keep their order under a stable sort.
+/// Sort key for tensors in the order in which a forward pass reads them: embeddings, then layers by
+/// number, then tensors without a layer. A stable sort keeps the order within a layer.
 pub fn layer_order(name: &str) -> (u8, u64) {
     let layer = name.split(['.', '/', '_']).find_map(|part| part.parse::<u64>().ok());
     match layer {

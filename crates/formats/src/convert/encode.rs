@@ -1,4 +1,4 @@
-//! One tensor's bytes in its new type.
+//! Encoding of one tensor in its new type.
 
 use rayon::prelude::*;
 
@@ -6,10 +6,10 @@ use super::{Error, Result};
 use weights::codec::{self, affine, repack};
 use weights::{BlockType, PlaneSlices, Tensor};
 
-/// Values that are decoded at a time, about: they stay in a core's cache.
+/// Values decoded at a time, approximately: they stay in a core's cache.
 const CHUNK: usize = 1 << 16;
 
-/// Packed values, and what stands beside them; empty for what a type does not have.
+/// Packed values, scales and offsets; parts that a type lacks are empty.
 pub(super) struct Parts {
     pub data: Vec<u8>,
     pub scales: Vec<u8>,
@@ -31,31 +31,31 @@ impl Parts {
     }
 }
 
-/// Move integers and scales. `None` if `block` is not the tensor's twin.
+/// Moves integers and scales. `None` if `block` does not store the same ones.
 pub(super) fn repack(tensor: &Tensor, block: BlockType) -> Option<Parts> {
     let mut parts = Parts::zeros(tensor, block);
     let planes = tensor.planes.as_slices();
-    let moved = match tensor.block {
-        BlockType::Affine(affine) if repack::block_twin(affine) == Some(block) => {
-            repack::from_affine(affine, &tensor.data, planes.scales, planes.biases, &mut parts.data)
-        }
-        from if repack::affine_twin(from).map(BlockType::Affine) == Some(block) => {
-            repack::to_affine(from, &tensor.data, &mut parts.data, &mut parts.scales, &mut parts.biases)
-                .map(BlockType::Affine)
-        }
-        _ => None,
-    };
-    moved.is_some().then_some(parts)
+    let from = tensor.block;
+    if let BlockType::Affine(affine) = from
+        && repack::block_twin(affine) == Some(block)
+    {
+        repack::from_affine(affine, &tensor.data, planes.scales, planes.biases, &mut parts.data)?;
+    } else if repack::affine_twin(from).map(BlockType::Affine) == Some(block) {
+        repack::to_affine(from, &tensor.data, &mut parts.data, &mut parts.scales, &mut parts.biases)?;
+    } else {
+        return None;
+    }
+    Some(parts)
 }
 
-/// Chunks that each thread encodes between two calls of `progress`: milliseconds each.
+/// Chunks that each thread encodes between two calls of `progress`; a chunk takes milliseconds.
 const CHUNKS_A_THREAD: usize = 4;
 
-/// Decode, and encode as `block`, rows in parallel. The result does not depend on how many threads there are. `progress` hears of
-/// bytes that were made.
+/// Decodes the tensor and encodes it as `block`, with rows in parallel. The result does not depend
+/// on the number of threads. `progress` is called with the number of bytes made.
 ///
 /// # Errors
-/// A value that is not finite, or that the type cannot hold; scales that are not there.
+/// A value is not finite or does not fit the type, or scales are missing.
 pub(super) fn encode(tensor: &Tensor, block: BlockType, progress: &mut dyn FnMut(u64)) -> Result<Parts> {
     let (n_rows, n_cols) = (tensor.n_rows(), tensor.n_cols());
     if !tensor.planes.fit(tensor.block, n_rows, n_cols) {
@@ -84,7 +84,7 @@ pub(super) fn encode(tensor: &Tensor, block: BlockType, progress: &mut dyn FnMut
         let n_rows: usize = group.iter().map(|(rows, _)| rows.len()).sum();
         group.par_iter_mut().try_for_each_init(Vec::new, |values: &mut Vec<f32>, (rows, out)| {
             values.resize(rows.len() * n_cols, 0.0);
-            // The readers promise that a tensor has all its rows.
+            // Readers guarantee that a tensor has all its rows.
             let Some((data, planes)) = tensor.rows(rows.clone()) else { return Ok(()) };
             codec::dequantize_rows(tensor.block, n_cols, &data, planes.as_slices(), values);
             write(block, values, out).map_err(|value| Error::Range {
@@ -104,27 +104,27 @@ fn split<'a>(rest: &mut &'a mut [u8], n: usize) -> &'a mut [u8] {
     head
 }
 
-/// Encode whole rows; the first value that the type cannot hold.
+/// Encodes whole rows. Returns the first value that does not fit the type.
 fn write(
     block: BlockType,
     values: &[f32],
     [data, scales, biases]: &mut [&mut [u8]; 3],
 ) -> std::result::Result<(), f32> {
-    // F32 takes what there is: it is a copy, not a rounding.
-    let largest = match block {
-        BlockType::F32 => f32::INFINITY,
-        // What rounds to infinity: half a step above the largest number.
-        BlockType::F16 => 65_520.0_f32.next_down(),
-        BlockType::BF16 => f32::from_bits(0x7f7f_7fff),
-        _ => f32::MAX,
-    };
+    // F32 stores every value exactly.
+    let bounds = [
+        (BlockType::F32, f32::INFINITY),
+        // Larger values round to infinity: the bound is half a step above the largest number.
+        (BlockType::F16, 65_520.0_f32.next_down()),
+        (BlockType::BF16, f32::from_bits(0x7f7f_7fff)),
+    ];
+    let largest = bounds.into_iter().find(|(of, _)| *of == block).map_or(f32::MAX, |(_, bound)| bound);
     let outside = |v: &&f32| block != BlockType::F32 && (v.is_nan() || v.abs() > largest);
     if let Some(value) = values.iter().find(outside) {
         return Err(*value);
     }
-    match block {
-        BlockType::Affine(affine) => affine::quantize(affine, values, data, scales, biases),
-        _ => codec::try_quantize_row(block, values, data).map_err(|_| f32::NAN)?,
+    if let BlockType::Affine(affine) = block {
+        affine::quantize(affine, values, data, scales, biases);
+        return Ok(());
     }
-    Ok(())
+    codec::try_quantize_row(block, values, data).map_err(|_| f32::NAN)
 }

@@ -1,4 +1,5 @@
-//! `general.file_type` of a GGUF file: llama.cpp's number for the type of most tensors. Programs only show it.
+//! `general.file_type` of a GGUF file: llama.cpp's number for the type of most tensors, which
+//! programs only display.
 
 use super::{Plan, Wanted};
 use weights::Declaration;
@@ -6,8 +7,8 @@ use weights::{BlockType, Metadata};
 
 pub(super) const FILE_TYPE: &str = "general.file_type";
 
-/// The number to write: that of the type that was asked for, or else of the type that most values have. `None` where what
-/// the source says stays right, or where there is no number.
+/// The number to write: that of the requested type, or else of the type with the most values.
+/// `None` if the source's number stays right, or if there is no number.
 pub(super) fn file_type(
     wanted: Wanted,
     metadata: &Metadata,
@@ -31,7 +32,7 @@ pub(super) fn file_type(
     }
 }
 
-/// The number of a type; of several mixtures the medium one, which is the usual.
+/// The number of a type; of several mixtures, the medium one, which is the default.
 fn of_block(block: BlockType) -> Option<u32> {
     use BlockType::*;
     Some(match block {

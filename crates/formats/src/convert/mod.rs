@@ -1,20 +1,21 @@
-//! From any [`Checkpoint`](weights::Checkpoint), or whatever else is a [`Source`], to a `.base` or a GGUF file, tensor by tensor.
+//! Converts any [`Checkpoint`](weights::Checkpoint), or another [`Source`], to a `.base` or GGUF
+//! file, tensor by tensor.
 //!
-//! | file | says |
+//! | file | content |
 //! |---|---|
 //! | `types` | target types and their notation: `q4`, `q4-g32-f16`, `gguf:q4_k` |
 //! | `profile` | ordered rules, `glob = type`, for single tensors |
-//! | `source` | what is converted: a checkpoint, or what makes the tensors of one |
-//! | `plan` | what each tensor becomes, and whether that loses anything |
-//! | `encode` | one tensor's bytes in its new type |
-//! | `run` | the file: in order, streamed |
-//! | `progress` | how far it has come, in bytes |
-//! | `output` | the output file, which gets its name when it is complete |
+//! | `plan` | the type that each tensor gets, and whether that loses precision |
+//! | `encode` | encoding of one tensor |
+//! | `run` | writing of the file, in order, streamed |
+//! | `progress` | progress in bytes |
+//! | `output` | the output file, which is renamed when it is complete |
 //! | `file_type` | `general.file_type` of a GGUF file |
 //!
-//! A tensor is copied where its type stays, moved where the other format has a type that holds the same integers and
-//! scales ([`codec::repack`](weights::codec::repack)), and encoded otherwise. Encoding a tensor that is quantised already
-//! loses twice, and is done only when asked for. At no time is more than one tensor in memory, before and after.
+//! A tensor whose type stays is copied. It is repacked if the other format has a type with the same
+//! integers and scales ([`codec::repack`](weights::codec::repack)), and otherwise encoded. Encoding
+//! a quantised tensor rounds twice, so it must be requested. Only one tensor at a time is in
+//! memory, in both forms.
 
 mod encode;
 mod file_type;
@@ -38,162 +39,167 @@ pub use types::{Format, Target, Wanted};
 /// `Result` with this module's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What is to be made.
+/// Options of a conversion.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The format and the type of matrices.
+    /// Format, and type of matrices.
     pub target: Target,
-    /// Rules for single tensors, before the target's.
+    /// Rules for single tensors, which override the target.
     pub profile: Option<Profile>,
-    /// Encode tensors that are quantised already.
+    /// True to encode tensors that are quantised already.
     pub requantize: bool,
-    /// Replace the output if it is there.
+    /// True to replace an existing output.
     pub force: bool,
 }
 
-/// Why a conversion cannot be made, or was not finished.
+/// Errors of a conversion.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A source file.
+    /// A source file is invalid.
     #[error(transparent)]
     Format(#[from] crate::Error),
-    /// A tensor that is made while it is written.
+    /// A computed tensor could not be made.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("{}: {source}", file.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
-        /// The operating system's reason.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// The output's disk is full.
     #[error("{}: the disk is full, {needed} bytes are needed; no partial file is left", file.display())]
     DiskFull {
-        /// The output.
+        /// Path of the output.
         file: PathBuf,
-        /// Its bytes.
+        /// Bytes of the output.
         needed: u64,
     },
-    /// The output is there already.
-    #[error("{} is there already; --force replaces it", file.display())]
+    /// The output exists.
+    #[error("{} exists already; --force replaces it", file.display())]
     Exists {
-        /// The output.
+        /// Path of the output.
         file: PathBuf,
     },
-    /// The name of a type that is not known.
-    #[error("type {found:?} is not known, expected {expected}")]
+    /// A type name is unknown.
+    #[error("type {found:?} is unknown, expected {expected}")]
     Type {
-        /// What was given.
+        /// The unknown name.
         found: String,
-        /// What there is.
+        /// Known names.
         expected: String,
     },
-    /// A line of a profile.
+    /// A line of a profile is invalid.
     #[error("{}, line {line}: {reason}", file.display())]
     Profile {
-        /// The profile.
+        /// Path of the profile.
         file: PathBuf,
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong.
+        /// Reason of the error.
         reason: String,
     },
-    /// Two errors of rounding on top of each other, which nobody asked for.
+    /// A quantised tensor would be quantised again without a request.
     #[error(
         "tensor {tensor:?} is quantised already, as {from}: as {to} it would lose a second time; \
          --requantize does it nevertheless{}", other_way(*.from)
     )]
     Lossy {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Its type.
+        /// Type of the tensor.
         from: BlockType,
-        /// What was asked for.
+        /// Requested type.
         to: BlockType,
     },
-    /// The format has no such type, and nothing else was asked for.
+    /// The output's format lacks a tensor's type, and no other type was requested.
     #[error(
         "tensor {tensor:?} is of type {block}, which {format} files do not have; \
          name another type with --to, and allow it with --requantize"
     )]
     Unstorable {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Its type.
+        /// Type of the tensor.
         block: BlockType,
-        /// The output's format.
+        /// Format of the output.
         format: Format,
     },
-    /// A profile asks for what the shape does not allow.
+    /// A profile requests a type that does not fit the shape.
     #[error(
         "tensor {tensor:?} of shape {shape:?} cannot be {block}: expected rows of whole blocks of {}, two dimensions \
          or more; a line above that says keep would leave it as it is", block.block_len()
     )]
     Shape {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Its shape.
+        /// Shape of the tensor.
         shape: Vec<usize>,
-        /// What was asked for.
+        /// Requested type.
         block: BlockType,
     },
-    /// A value that the type cannot hold.
+    /// A value does not fit the type.
     #[error(
-        "tensor {tensor:?} holds {value}, which {block} cannot hold; expected finite numbers in its range"
+        "tensor {tensor:?}: {block} cannot store the value {value}, expected finite numbers in its range"
     )]
     Range {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// One of them.
+        /// One of the values.
         value: f32,
-        /// The type.
+        /// Type of the tensor in the output.
         block: BlockType,
     },
-    /// Scales that are a tensor of their own, as published gpt-oss checkpoints have them: only a conversion that knows the family joins
-    /// them.
+    /// Scales are a separate tensor, as in published gpt-oss checkpoints. Only a conversion that
+    /// knows the family joins them.
     #[error(
         "tensor {tensor:?} is of type {block}, but {found} bytes of scales and offsets stand beside it, expected {expected}: \
          convert this model to GGUF"
     )]
     Planes {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Its type.
+        /// Type of the tensor.
         block: BlockType,
-        /// Bytes beside its values.
+        /// Bytes of scales found.
         found: usize,
-        /// Those that its shape needs.
+        /// Bytes of scales for the shape.
         expected: usize,
     },
-    /// GGUF has names of its own.
-    #[error("the names are {0:?}'s, and a GGUF file needs GGUF's; expected them to be translated first")]
+    /// The checkpoint's names are not GGUF's.
+    #[error(
+        "the tensors have {0:?} names, expected GGUF names in a GGUF file; export the model to GGUF first"
+    )]
     Naming(Naming),
-    /// The `.base` file cannot be written.
+    /// Writing the `.base` file failed.
     #[error(transparent)]
-    Base(base::WriteError),
-    /// The GGUF file cannot be written.
+    Base(base::BaseWriteError),
+    /// Writing the GGUF file failed.
     #[error(transparent)]
     Gguf(gguf::WriteError),
 }
 
-/// What else could be done with a type that has a twin.
+/// Advice on other ways to convert a type.
 fn other_way(from: BlockType) -> &'static str {
-    let twin = match from {
-        BlockType::Affine(affine) => weights::codec::repack::block_twin(affine).is_some(),
-        block => weights::codec::repack::affine_twin(block).is_some(),
+    let twin = if let BlockType::Affine(affine) = from {
+        weights::codec::repack::block_twin(affine).is_some()
+    } else {
+        weights::codec::repack::affine_twin(from).is_some()
     };
     if twin { ", and keep moves it without loss" } else { "" }
 }
 
-/// The architecture that a source names, or nothing.
+/// The source's architecture, or an empty string.
 fn architecture(source: &dyn Source) -> &str {
     let keys: &[&str] = match source.naming() {
         Naming::Gguf => &["general.architecture"],
         Naming::Base => &["base.arch"],
-        _ => &["text_config.model_type", "model_type", "base.arch"],
+        Naming::HuggingFace | Naming::CTranslate2 | Naming::WhisperCpp => {
+            &["text_config.model_type", "model_type", "base.arch"]
+        }
     };
     keys.iter().find_map(|key| source.metadata().str(key)).unwrap_or_default()
 }

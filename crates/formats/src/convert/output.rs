@@ -1,4 +1,4 @@
-//! The output file, written under another name beside its destination until it is complete.
+//! The output file, which has a temporary name beside its destination until it is complete.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, ErrorKind};
@@ -7,22 +7,22 @@ use std::path::{Path, PathBuf};
 use super::{Error, Result};
 use crate::{base, gguf};
 
-/// The file beside `output` that this process writes until it is whole: `.NAME.PID.partial`. One that is left over, by a
-/// process that was killed, is never read and may be deleted.
+/// The temporary path beside `output`: `.NAME.PID.partial`. A file left by a killed process is
+/// never read and may be deleted.
 pub fn partial_path(output: &Path) -> PathBuf {
     let name = output.file_name().unwrap_or_default().to_string_lossy();
     output.with_file_name(format!(".{name}.{}.partial", std::process::id()))
 }
 
-/// A file beside the one that is to be, which takes its place when it is whole, and is removed when it is not.
+/// A temporary file that becomes the output when it is complete, and is removed otherwise.
 pub(super) struct Output {
-    /// Where it will be.
+    /// Destination path.
     pub path: PathBuf,
-    /// Where it is.
+    /// Temporary path.
     partial: PathBuf,
     pub file: BufWriter<File>,
     force: bool,
-    /// Its bytes, about.
+    /// Expected size in bytes, approximately.
     pub needed: u64,
 }
 
@@ -41,13 +41,13 @@ impl Output {
         Ok(Output { path: path.to_owned(), partial, file, force, needed })
     }
 
-    /// Give it its name; its bytes.
+    /// Renames the file to its destination. Returns its bytes.
     pub fn publish(mut self) -> Result<u64> {
         let wrong = |e| io_error(&self.path, self.needed, e);
         std::io::Write::flush(&mut self.file).map_err(wrong)?;
         self.file.get_ref().sync_all().map_err(wrong)?;
         let n_bytes = self.file.get_ref().metadata().map_err(wrong)?.len();
-        // Somebody else may have made it meanwhile.
+        // Another process may have made the output meanwhile.
         if self.path.exists() && !self.force {
             return Err(Error::Exists { file: self.path.clone() });
         }
@@ -58,23 +58,23 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        // Gone already when it has its name.
+        // After a rename this file no longer exists.
         _ = std::fs::remove_file(&self.partial);
     }
 }
 
-pub(super) fn base_error(path: &Path, needed: u64, error: base::WriteError) -> Error {
-    match error {
-        base::WriteError::Io(source) => io_error(path, needed, source),
-        other => Error::Base(other),
+pub(super) fn base_error(path: &Path, needed: u64, error: base::BaseWriteError) -> Error {
+    if let base::BaseWriteError::Io(source) = error {
+        return io_error(path, needed, source);
     }
+    Error::Base(error)
 }
 
 pub(super) fn gguf_error(path: &Path, needed: u64, error: gguf::WriteError) -> Error {
-    match error {
-        gguf::WriteError::Io(source) => io_error(path, needed, source),
-        other => Error::Gguf(other),
+    if let gguf::WriteError::Io(source) = error {
+        return io_error(path, needed, source);
     }
+    Error::Gguf(error)
 }
 
 fn io_error(path: &Path, needed: u64, source: std::io::Error) -> Error {
@@ -94,7 +94,8 @@ mod tests {
     fn a_full_disk_is_called_so() {
         let error = |kind: ErrorKind| io_error(Path::new("out.base"), 77, kind.into());
         for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded] {
-            let error = base_error(Path::new("out.base"), 77, base::WriteError::Io(kind.into())).to_string();
+            let error =
+                base_error(Path::new("out.base"), 77, base::BaseWriteError::Io(kind.into())).to_string();
             assert!(error.contains("out.base: the disk is full, 77 bytes"), "{error}");
         }
         assert!(matches!(error(ErrorKind::PermissionDenied), Error::Io { .. }));

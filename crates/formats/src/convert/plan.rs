@@ -1,14 +1,15 @@
-//! What each tensor becomes.
+//! The type that each tensor gets.
 //!
-//! Without a rule of a profile, for a target that is a quantised type:
+//! If no rule of a profile matches and the target is a quantised type:
 //!
-//! - Vectors stay as they are, and so do matrices whose names say that they are small and sensitive ([`KEPT`]).
-//! - The embedding and the head ([`OUTER`]) become one step finer than the rest: their error goes straight into the
-//!   logits, and in small models they are a large part of what is read, in large ones a small part of the file.
-//! - A matrix whose rows are not whole blocks takes smaller groups (`.base`) or the type of 32-value blocks that is next in
-//!   size (GGUF); one that does not fit these either stays as it is.
+//! - Vectors stay unchanged, and so do small, sensitive matrices, known by their names ([`KEPT`]).
+//! - The embedding and the head ([`OUTER`]) become one step finer than the rest, because their
+//!   error goes directly into the logits. They are a large part of a small model, and a small part
+//!   of a large one.
+//! - A matrix whose rows are not whole blocks gets smaller groups (`.base`) or the 32-value block
+//!   type next in size (GGUF). If that does not fit either, it stays unchanged.
 //!
-//! A target that is a plain number type applies to matrices; `f32` to vectors too, since it holds all of them.
+//! A float target applies to matrices; `f32` also to vectors, since it stores all of them exactly.
 
 use super::types::usual_group;
 use super::{Error, Format, Options, Result, Wanted};
@@ -17,9 +18,9 @@ use weights::codec::repack;
 use weights::{Affine, BlockType, ScaleType};
 use weights::{Declaration, Source};
 
-/// Parts of the names of matrices that stay as they are: norms, routers of experts, positions and types of tokens. They
-/// are small, and what they decide is not repaired by later layers. So do the taps, rates and skips of recurrent layers, and what
-/// llama.cpp keeps of models with several residual streams.
+/// Parts of the names of matrices that stay unchanged: norms, expert routers, position and type
+/// embeddings. They are small, and later layers do not repair their errors. The taps, rates and
+/// skips of recurrent layers stay too, and so do AltUp matrices that llama.cpp keeps.
 pub const KEPT: &[&str] = &[
     "norm",
     "ffn_gate_inp",
@@ -41,42 +42,43 @@ pub const KEPT: &[&str] = &[
 /// Parts of the names of embeddings and heads.
 pub const OUTER: &[&str] = &["token_embd", "embed_tokens", "word_embeddings", "lm_head"];
 
-/// What is done with a tensor's bytes.
+/// The way in which a tensor's bytes are converted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// They stay.
+    /// The bytes are copied.
     Copy,
-    /// Integers and scales move to other places.
+    /// Integers and scales are repacked.
     Repack,
     /// Values are decoded and encoded.
     Encode,
 }
 
-/// A tensor and what it becomes.
+/// A tensor and its conversion.
 #[derive(Clone, Copy, Debug)]
 pub struct Planned {
-    /// Position in the source.
+    /// Index of the tensor in the source.
     pub tensor: usize,
     /// Its new type.
     pub block: BlockType,
-    /// How it gets there.
+    /// Way of the conversion.
     pub action: Action,
 }
 
 /// All tensors in the order in which they are written.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The tensors.
+    /// Planned tensors.
     pub tensors: Vec<Planned>,
-    /// Lines of the profile that matched nothing.
+    /// Lines of the profile that matched no tensor.
     pub unmatched: Vec<String>,
 }
 
 impl Plan {
-    /// Decide for every tensor. Nothing is read but the header.
+    /// Plans every tensor. Reads only the header.
     ///
     /// # Errors
-    /// A tensor would lose more than was allowed, or cannot be what a profile says.
+    /// A tensor would lose more precision than allowed, or its shape does not fit the profile's
+    /// type.
     pub fn new(source: &dyn Source, options: &Options) -> Result<Plan> {
         let mut declared: Vec<_> = source.declarations().into_iter().enumerate().collect();
         declared.sort_by_key(|(_, tensor)| layer_order(tensor.name));
@@ -99,7 +101,7 @@ impl Plan {
         Ok(Plan { tensors, unmatched: unmatched.map(|(rule, _)| describe(rule)).collect() })
     }
 
-    /// Bytes of the values and what stands beside them.
+    /// Bytes of all tensors, scales and offsets included.
     pub fn n_bytes(&self, source: &dyn Source) -> u64 {
         let declared = source.declarations();
         let bytes =
@@ -117,7 +119,7 @@ impl Planned {
     }
 }
 
-/// Whether values of the type are plain numbers.
+/// True for types of floats without blocks.
 fn is_float(block: BlockType) -> bool {
     matches!(block, BlockType::F32 | BlockType::F16 | BlockType::BF16)
 }
@@ -136,7 +138,7 @@ fn fits(tensor: &Declaration<'_>, block: BlockType) -> bool {
     is_float(block) || (tensor.shape.len() > 1 && tensor.n_cols().is_multiple_of(block.block_len()))
 }
 
-/// What a profile says, which has to be possible.
+/// The type of a tensor by a rule of the profile, which must fit.
 fn as_ruled(tensor: &Declaration<'_>, wanted: Wanted, format: Format) -> Result<Option<BlockType>> {
     let Wanted::Type { block, fixed_group } = wanted else { return Ok(None) };
     let narrower = (!fixed_group && tensor.shape.len() > 1).then(|| fitting(tensor, block, format)).flatten();
@@ -146,7 +148,7 @@ fn as_ruled(tensor: &Declaration<'_>, wanted: Wanted, format: Format) -> Result<
     }
 }
 
-/// What the target means for this tensor; `None`: it stays.
+/// The type of a tensor by the target; `None` if it stays unchanged.
 fn by_default(tensor: &Declaration<'_>, wanted: Wanted, format: Format) -> Option<BlockType> {
     let Wanted::Type { block, fixed_group } = wanted else { return None };
     if block == BlockType::F32 {
@@ -164,12 +166,12 @@ fn by_default(tensor: &Declaration<'_>, wanted: Wanted, format: Format) -> Optio
     fitting(tensor, block, format)
 }
 
-/// The same kind of groups, with other bits and of another size.
+/// An affine type with the same kind of groups, but other bits and another group size.
 fn resized(affine: Affine, bits: usize, group: usize) -> Option<BlockType> {
     Affine::new(bits, group, affine.scale(), affine.is_symmetric()).map(BlockType::Affine)
 }
 
-/// The type one step finer.
+/// The next finer type.
 fn finer(block: BlockType, fixed_group: bool) -> BlockType {
     use BlockType::*;
     match block {
@@ -189,7 +191,7 @@ fn finer(block: BlockType, fixed_group: bool) -> BlockType {
     }
 }
 
-/// The type, or the nearest that the row's length allows.
+/// The type, or the nearest one that the row's length allows.
 fn fitting(tensor: &Declaration<'_>, block: BlockType, format: Format) -> Option<BlockType> {
     use BlockType::*;
     if fits(tensor, block) {
@@ -211,7 +213,7 @@ fn fitting(tensor: &Declaration<'_>, block: BlockType, format: Format) -> Option
     (format == Format::Gguf && fits(tensor, other)).then_some(other)
 }
 
-/// How a tensor gets to its type, if it may.
+/// The conversion of a tensor to its type, if it is allowed.
 fn decide(tensor: &Declaration<'_>, wanted: Option<BlockType>, options: &Options) -> Result<Planned> {
     let format = options.target.format;
     let planned = |block, action| Ok(Planned { tensor: 0, block, action });
@@ -223,7 +225,7 @@ fn decide(tensor: &Declaration<'_>, wanted: Option<BlockType>, options: &Options
     match wanted {
         Some(block) if block == tensor.block => planned(block, Action::Copy),
         Some(block) if Some(block) == twin => planned(block, Action::Repack),
-        // F32 holds whatever a type decodes to.
+        // F32 stores every decoded value exactly.
         Some(block) if is_float(tensor.block) || block == BlockType::F32 || options.requantize => {
             planned(block, Action::Encode)
         }

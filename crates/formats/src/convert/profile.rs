@@ -7,7 +7,8 @@
 //! *.down_proj.weight    = q6-g32
 //! ```
 //!
-//! `*` stands for any characters, dots too, and `?` for one. A tensor that no line matches becomes what `--to` says.
+//! `*` matches any characters, dots included, and `?` matches one. A tensor that no line matches
+//! gets the type of `--to`.
 
 use std::path::{Path, PathBuf};
 
@@ -22,24 +23,24 @@ pub struct Profile {
 
 #[derive(Clone, Debug)]
 struct Rule {
-    /// Counted from 1.
+    /// Line number, from 1.
     line: usize,
     pattern: String,
     wanted: Wanted,
 }
 
 impl Profile {
-    /// Read a file; types are those of `format`.
+    /// Reads a file with types of `format`.
     ///
     /// # Errors
-    /// It cannot be read, or a line is not a rule: the error names the line.
+    /// The file cannot be read, or a line is not a rule: the error names the line.
     pub fn read(file: &Path, format: Format) -> Result<Profile> {
         let text =
             std::fs::read_to_string(file).map_err(|source| Error::Io { file: file.to_owned(), source })?;
         Profile::parse(&text, file, format)
     }
 
-    /// As [`Self::read`], from text; `file` only names it in errors.
+    /// Like [`Self::read`], from text; `file` only names it in errors.
     ///
     /// # Errors
     /// A line is not a rule.
@@ -58,10 +59,7 @@ impl Profile {
                 return Err(line_of(format!("found {rule:?}, expected PATTERN = TYPE")));
             };
             if let Some(first) = rules.iter().find(|r| r.pattern == pattern) {
-                return Err(line_of(format!(
-                    "the pattern {pattern:?} stands in line {} already",
-                    first.line
-                )));
+                return Err(line_of(format!("line {} has the pattern {pattern:?} already", first.line)));
             }
             let wanted = Wanted::parse(format, name).map_err(|e| line_of(e.to_string()))?;
             rules.push(Rule { line: i + 1, pattern: pattern.to_owned(), wanted });
@@ -74,7 +72,7 @@ impl Profile {
         self.file.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// The first rule that matches: its position and what it wants.
+    /// Index and type of the first rule that matches.
     pub(super) fn find(&self, tensor: &str) -> Option<(usize, Wanted)> {
         let at = self.rules.iter().position(|r| matches(r.pattern.as_bytes(), tensor.as_bytes()))?;
         Some((at, self.rules[at].wanted))
@@ -84,16 +82,17 @@ impl Profile {
         self.rules.len()
     }
 
-    /// A rule for people: `line 3, "*.x"`.
+    /// Description of a rule for people: `line 3, "*.x"`.
     pub(super) fn describe(&self, rule: usize) -> String {
         self.rules.get(rule).map(|r| format!("line {}, {:?}", r.line, r.pattern)).unwrap_or_default()
     }
 }
 
-/// Whether a pattern of `*` and `?` is the whole name. In the product of the lengths at worst.
+/// True if a pattern of `*` and `?` matches the whole name. Takes at most the product of the
+/// lengths in steps.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // Where the last star stands, and how much of the name it has taken.
+    // Position after the last star, and the characters of the name that it covers.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         match pattern.get(p) {
@@ -137,7 +136,7 @@ mod tests {
         ] {
             assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), expected, "{pattern} {name}");
         }
-        // Many stars are no exponential matter.
+        // Many stars do not take exponential time.
         assert!(!matches("*a".repeat(50).as_bytes(), "a".repeat(49).as_bytes()));
     }
 
@@ -150,7 +149,7 @@ mod tests {
             ("a =", "line 1"),
             ("a = q4\nb = q9", "line 2: type \"q9\""),
             ("a = q4_k", "line 1: type \"q4_k\""),
-            ("a = q4\n\na = q8", "line 3: the pattern \"a\" stands in line 1 already"),
+            ("a = q4\n\na = q8", "line 3: line 1 has the pattern \"a\" already"),
         ] {
             let message = parse(text, Format::Base).unwrap_err().to_string();
             assert!(message.contains(part), "{message}");

@@ -1,17 +1,17 @@
-//! How far a conversion has come, within a tensor too: one embedding may be most of a model.
+//! Progress of a conversion, also within a tensor: one embedding may be most of a model.
 
 use std::cell::{Cell, RefCell};
 use std::io::{Result, Seek, SeekFrom, Write};
 
-/// Bytes that are written at a time, so that writing a large tensor is heard of.
+/// Bytes written at a time, so that a large tensor reports progress.
 const PIECE: usize = 4 << 20;
 
-/// Who hears of bytes, and of how many.
+/// Receiver of progress, and bytes of the current tensor.
 pub(super) struct Progress<'a> {
     hears: RefCell<&'a mut dyn FnMut(u64)>,
-    /// Bytes of this tensor that were not told of.
+    /// Bytes of the tensor that were not reported yet.
     left: Cell<u64>,
-    /// Whether they are told of as they are written: those of a tensor that is encoded were told of when they were made.
+    /// True if bytes are reported when written; an encoded tensor's bytes are reported when made.
     as_written: Cell<bool>,
 }
 
@@ -20,13 +20,13 @@ impl<'a> Progress<'a> {
         Progress { hears: RefCell::new(hears), left: Cell::new(0), as_written: Cell::new(false) }
     }
 
-    /// A tensor of so many bytes is next.
+    /// Begins a tensor of `n_bytes` bytes.
     pub fn begin(&self, n_bytes: u64) {
         self.left.set(n_bytes);
         self.as_written.set(false);
     }
 
-    /// So many bytes of it are done.
+    /// Reports `n_bytes` bytes of the tensor.
     pub fn advance(&self, n_bytes: u64) {
         let n = n_bytes.min(self.left.get());
         self.left.set(self.left.get() - n);
@@ -35,18 +35,18 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// What is left of it is done when it is written.
+    /// Reports the rest of the tensor when it is written.
     pub fn count_written(&self) {
         self.as_written.set(true);
     }
 
-    /// It is written.
+    /// Reports the rest of the tensor, which has been written.
     pub fn end(&self) {
         self.advance(self.left.get());
     }
 }
 
-/// A file, with progress of what is written to it.
+/// A file that reports bytes written to it.
 pub(super) struct Counted<'a, 'b, W> {
     pub file: W,
     pub progress: &'a Progress<'b>,

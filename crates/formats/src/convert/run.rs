@@ -1,4 +1,4 @@
-//! The file: in order, streamed.
+//! Writes the output file in order, streamed.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -13,7 +13,7 @@ use crate::{base, gguf};
 use weights::{Checkpoint, Metadata, Naming, PlaneSlices, Tensor, Value};
 use weights::{Declaration, Source};
 
-/// Files of a folder that belong to the model and are neither weights nor metadata already.
+/// Files of a folder that belong to the model and are neither weights nor metadata.
 const SMALL_FILES: [&str; 5] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -22,29 +22,29 @@ const SMALL_FILES: [&str; 5] = [
     "preprocessor_config.json",
 ];
 
-/// The largest of them: three times the largest tokenizer.json in use.
+/// Largest size of such a file: three times the largest tokenizer.json in use.
 const MAX_FILE: u64 = 128 << 20;
 
-/// What was done.
+/// Statistics of a conversion.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Tensors whose bytes stayed.
+    /// Tensors that were copied.
     pub n_copied: usize,
-    /// Tensors whose integers and scales moved.
+    /// Tensors that were repacked.
     pub n_repacked: usize,
     /// Tensors that were encoded.
     pub n_encoded: usize,
-    /// Tensors and bytes of each type that was written, by its name.
+    /// Tensors and bytes of each written type, by its name.
     pub types: BTreeMap<String, (usize, u64)>,
     /// Bytes of the file.
     pub file_bytes: u64,
 }
 
-/// The small files that belong to a model, `(name, text)`: those beside the weights of a folder, or those that a `.base`
-/// file carries.
+/// Reads the small files that belong to a model, `(name, text)`: those beside the weights of a
+/// folder, or those in a `.base` file.
 ///
 /// # Errors
-/// One cannot be read, is too large, or is no text.
+/// A file cannot be read, is too large, or is not text.
 pub fn files_of(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<(String, String)>> {
     let mut files = Vec::new();
     for (key, value) in checkpoint.metadata.iter() {
@@ -73,13 +73,13 @@ pub fn files_of(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<(String, Str
     Ok(files)
 }
 
-/// Write `output` as `plan` says. `name` is that of the source's file or folder, for the header; `files` are kept in a
-/// `.base` file ([`files_of`]); `progress` hears of bytes as they are made, many times within a
-/// large tensor.
+/// Writes `output` by the plan. `name` is that of the source's file or folder, for the header; a
+/// `.base` file stores `files` ([`files_of`]). `progress` is called with bytes made, many times
+/// within a large tensor.
 ///
 /// # Errors
-/// The output is there already, cannot be written, a tensor cannot be made, or a value does not fit its new type. What was
-/// written is removed.
+/// The output exists or cannot be written, a tensor cannot be made, or a value does not fit its new
+/// type. A partial output is removed.
 pub fn run(
     source: &dyn Source,
     plan: &Plan,
@@ -116,7 +116,7 @@ fn write_base(
     let Output { path, needed, file, .. } = out;
     let wrong = |error| base_error(path, *needed, error);
     let metadata = source.metadata();
-    let mut writer = base::Writer::new(architecture(source), source.naming());
+    let mut writer = base::BaseWriter::new(architecture(source), source.naming());
     let from = serde_json::json!({ "format": source.format(), "filename": name, "sha256": "" });
     writer.field("source", from);
     if let Some(profile) = &options.profile {
@@ -184,7 +184,7 @@ fn write_gguf(
 
 const QUANTIZATION_VERSION: &str = "general.quantization_version";
 
-/// The keys that belong to the model: not what says how a file was split, nor what a `.base` file added.
+/// The model's own keys, without those of split files and those that reading a `.base` file added.
 fn own_keys(metadata: &Metadata) -> Metadata {
     let mut own = Metadata::default();
     for (key, value) in metadata.iter() {
@@ -195,7 +195,7 @@ fn own_keys(metadata: &Metadata) -> Metadata {
     own
 }
 
-/// Hand every tensor's bytes to `write`, in the plan's order.
+/// Passes every tensor's bytes to `write`, in the plan's order.
 fn stream(
     source: &dyn Source,
     plan: &Plan,
@@ -231,7 +231,7 @@ fn stream(
     Ok(report)
 }
 
-/// The new bytes; `None` where the old ones are right.
+/// The new bytes; `None` if the old ones stay.
 fn converted(tensor: &Tensor, planned: &Planned, progress: &Progress<'_>) -> Result<Option<Parts>> {
     match planned.action {
         Action::Copy => Ok(None),

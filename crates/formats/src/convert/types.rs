@@ -5,7 +5,7 @@ use std::fmt;
 use super::{Error, Result};
 use weights::{Affine, BlockType, ScaleType};
 
-/// What a file is written as.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// `.base`
@@ -23,21 +23,21 @@ impl fmt::Display for Format {
     }
 }
 
-/// What a tensor shall become.
+/// The requested type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// What it is.
+    /// The tensor's own type.
     Keep,
-    /// This type. Of an affine type, `fixed_group` says whether the group was asked for.
+    /// A given type. For an affine type, `fixed_group` tells whether the group size was requested.
     Type {
         /// The type.
         block: BlockType,
-        /// Whether other groups will not do.
+        /// True if other group sizes are not allowed.
         fixed_group: bool,
     },
 }
 
-/// A format, and what matrices shall become in it.
+/// A format, and the type of matrices in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The format.
@@ -46,7 +46,8 @@ pub struct Target {
     pub wanted: Wanted,
 }
 
-/// What the specification of `.base` gives to each width: finer groups where there are few levels.
+/// The group size that the specification of `.base` has for each width; fewer bits have smaller
+/// groups.
 pub(super) fn usual_group(bits: usize) -> usize {
     match bits {
         2 | 3 => 32,
@@ -56,10 +57,10 @@ pub(super) fn usual_group(bits: usize) -> usize {
 }
 
 impl Target {
-    /// From what is written after `--to`: a type of `.base`, or `gguf`, or `gguf:` and a type of GGUF.
+    /// Parses the argument of `--to`: a type of `.base`, or `gguf`, or `gguf:` and a type of GGUF.
     ///
     /// # Errors
-    /// There is no such type.
+    /// The type is unknown.
     pub fn parse(text: &str) -> Result<Target> {
         let (format, name) = match text.split_once(':') {
             _ if text == "gguf" => (Format::Gguf, "keep"),
@@ -71,14 +72,16 @@ impl Target {
 }
 
 impl Wanted {
-    /// From a type's name in a format, or `keep`.
+    /// Parses a type's name in a format, or `keep`.
     ///
-    /// `.base`: `f32`, `f16`, `bf16`, or `q` and the bits (2, 3, 4, 5, 6, 8), after it in any order `-g32`, `-g64` or
-    /// `-g128`, the scales' type `-bf16` (if none is said), `-f16` or `-e8m0`, and `-sym` for groups without an offset.
-    /// Powers of two have no sign, so that `-e8m0` has no offsets either. GGUF: the names of [`BlockType::ALL`].
+    /// In `.base` it is `f32`, `f16`, `bf16`, or `q` and the bits (2, 3, 4, 5, 6, 8). Suffixes
+    /// follow in any order: `-g32`, `-g64` or `-g128`; the scales' type `-bf16` (the default),
+    /// `-f16` or `-e8m0`; and `-sym` for groups without an offset. Types with `-e8m0` have no
+    /// offset either, because powers of two have no sign. In GGUF it is a name of
+    /// [`BlockType::ALL`].
     ///
     /// # Errors
-    /// There is no such type.
+    /// The type is unknown.
     pub fn parse(format: Format, name: &str) -> Result<Wanted> {
         let name = name.to_ascii_lowercase();
         if name == "keep" {
@@ -94,7 +97,7 @@ impl Wanted {
         found.ok_or_else(|| Error::Type { found: name, expected: Self::known(format) })
     }
 
-    /// All that can be asked for, for people.
+    /// All names that can be requested, for people.
     pub fn known(format: Format) -> String {
         match format {
             Format::Base => {

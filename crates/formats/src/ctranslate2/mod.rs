@@ -1,20 +1,22 @@
-//! Folders of CTranslate2, as faster-whisper's models are: model.bin, config.json and a vocabulary.
+//! CTranslate2 folders, such as faster-whisper's models: model.bin, config.json and a vocabulary.
 //!
-//! model.bin, binary version 6, little-endian:
+//! model.bin, binary version 6, is little-endian:
 //!
 //! ```text
 //! u32 6 | string specification, "WhisperSpec" | u32 its revision
-//! u32 n_variables, then for each:  string name | u8 rank | u32 dims[rank] | u8 type | u32 n_bytes | data
+//! u32 n_variables, then for each:  string name | u8 rank | u32 dims[rank] | u8 type |
+//!                                  u32 n_bytes | data
 //! u32 n_aliases, then for each:    string alias | string name of a variable
 //! ```
 //!
-//! A string is a u16 length, that many bytes less one, and a NUL. Types are 0 f32, 1 i8, 2 i16, 3 i32, 4 f16, 5 bf16.
-//! Variables without dimensions are settings, such as `decoder/num_heads`. Weights of integers `X` have their scales in
-//! `X_scale`: one a row for 8 bits, one for all for 16. See <https://github.com/OpenNMT/CTranslate2>.
+//! A string is a u16 length, that many bytes less one, and a NUL. Types are 0 f32, 1 i8, 2 i16, 3
+//! i32, 4 f16, 5 bf16. Variables without dimensions are settings, such as `decoder/num_heads`.
+//! Integer weights `X` have scales in `X_scale`: one a row for 8 bits, one for the whole tensor for
+//! 16 bits. See <https://github.com/OpenNMT/CTranslate2>.
 //!
-//! Metadata is config.json, flattened; preprocessor_config.json, where there is one, flattened under
-//! `preprocessor_config.`; the settings under their variables' names; `ctranslate2.spec` and `ctranslate2.revision`; and
-//! the list `vocabulary`.
+//! Metadata is config.json, flattened, and preprocessor_config.json under `preprocessor_config.`,
+//! if present. The settings have their variables' names. Further keys are `ctranslate2.spec`,
+//! `ctranslate2.revision` and the list `vocabulary`.
 
 mod reader;
 mod vocabulary;
@@ -29,15 +31,15 @@ pub use reader::{Model, parse};
 /// The file with the weights.
 pub const MODEL_FILE: &str = "model.bin";
 
-/// The version that is read. Files of other versions have another layout.
+/// The binary version that is supported. Other versions have another layout.
 pub const BINARY_VERSION: u32 = 6;
 
-/// Whether the file begins as CTranslate2's do: with a small number.
+/// True if the file begins like CTranslate2's, with a small number.
 pub fn is_model(path: &Path) -> bool {
     path.is_file() && matches!(crate::first_bytes(path), Ok([1..=255, 0, 0, 0]))
 }
 
-/// Open the folder `dir`.
+/// Opens the folder `dir`.
 ///
 /// # Errors
 /// Names the file, the variable or key, what was found and what was expected.
@@ -56,7 +58,7 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
     metadata.insert("ctranslate2.spec".to_owned(), Value::Str(model.spec));
     metadata.insert("ctranslate2.revision".to_owned(), Value::Int(model.revision.into()));
     for (name, value) in model.settings {
-        // Names of variables hold a slash, and so are no keys of config.json that anybody reads.
+        // Names of variables contain a slash, so they differ from all keys of config.json in use.
         metadata.insert(name, value);
     }
     if let Some(tokens) = vocabulary::read(dir, access)? {

@@ -1,4 +1,4 @@
-//! Reading model.bin. The file is untrusted.
+//! Reads model.bin. The file is untrusted.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -9,7 +9,7 @@ use super::BINARY_VERSION;
 use crate::cursor::Cursor;
 use weights::{Array, BlockType, Bytes, Error, Map, Planes, Result, Tensor, Value, codec};
 
-/// What model.bin holds.
+/// The content of model.bin.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// The name of the specification, `WhisperSpec`.
@@ -18,7 +18,7 @@ pub struct Model {
     pub revision: u32,
     /// Variables without dimensions, and lists of integers.
     pub settings: Vec<(String, Value)>,
-    /// The weights, aliases included: an alias is the variable's bytes under another name.
+    /// The weights and their aliases; an alias has the variable's bytes and another name.
     pub tensors: Vec<Tensor>,
 }
 
@@ -47,7 +47,7 @@ impl DType {
         }
     }
 
-    /// The float type that it is.
+    /// The float type with this id, if it is one.
     fn float(self) -> Option<BlockType> {
         match self {
             DType::F32 => Some(BlockType::F32),
@@ -62,14 +62,14 @@ struct Variable {
     name: String,
     shape: Vec<usize>,
     dtype: DType,
-    /// Just what the shape and type demand.
+    /// The variable's bytes, whose number fits the shape and type.
     data: Bytes,
 }
 
-/// Parse the bytes of model.bin; `path` only names the file in errors.
+/// Parses the bytes of model.bin; `path` only names the file in errors.
 ///
 /// # Errors
-/// Anything in the bytes that breaks the format, or a matrix of integers without scales.
+/// Bytes that break the format, or a matrix of integers without scales.
 pub fn parse(map: Arc<Map>, path: &Path) -> Result<Model> {
     let mut cursor = Cursor::new(&map, path);
     let version = cursor.u32(format_args!("binary version"))?;
@@ -84,7 +84,7 @@ pub fn parse(map: Arc<Map>, path: &Path) -> Result<Model> {
     let spec = cursor.nul_string(format_args!("specification"))?.to_owned();
     let revision = cursor.u32(format_args!("revision"))?;
 
-    // The smallest variable: an empty name, no dimensions, a type and a size.
+    // The smallest variable has an empty name, no dimensions, a type and a size.
     let n_variables = cursor.u32(format_args!("number of variables"))?;
     let n_variables =
         cursor.room_for(n_variables.into(), 3 + 1 + 1 + 4, format_args!("number of variables"))?;
@@ -132,7 +132,8 @@ pub fn parse(map: Arc<Map>, path: &Path) -> Result<Model> {
     for (i, variable) in variables.iter().enumerate() {
         let aliases = aliases_of.remove(&i).unwrap_or_default();
         match meaning(variable, &variables, &index, path)? {
-            // Aliases are for weights that are tied, which they share. A list would be copied for each of them.
+            // Aliases are for tied weights, which share bytes. A list would be copied for each
+            // alias.
             Meaning::Setting(Value::Array(_)) if !aliases.is_empty() => {
                 return Err(Error::unsupported(
                     path,
@@ -185,11 +186,11 @@ fn read_variable(cursor: &mut Cursor, i: usize) -> Result<Variable> {
     Ok(Variable { name, shape, dtype, data })
 }
 
-/// What a variable is to us.
+/// The use of a variable.
 enum Meaning {
     Setting(Value),
     Weight(Tensor),
-    /// Scales that went to their weight, or no values.
+    /// Scales that belong to another variable, or no values.
     Nothing,
 }
 
@@ -266,8 +267,8 @@ fn scaled(variable: &Variable, scale: &Variable, path: &Path) -> Result<Tensor> 
         && n_rows.is_multiple_of(n_scales)
         && (n_scales == n_rows || n_scales == 1 || shape.first() == Some(&n_scales))
     {
-        // One for all, or, for a convolution `[n_out, n_in, width]`, one an output: repeated, so that there is one
-        // for each row.
+        // There is one scale for all, or, for a convolution `[n_out, n_in, width]`, one an output.
+        // It is repeated for each row.
         let repeated = floats(scale_type, &scale.data);
         let repeated = repeated.into_iter().flat_map(|v| std::iter::repeat_n(v, n_rows / n_scales));
         Bytes::from_slice(&repeated.flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
@@ -303,7 +304,7 @@ fn integers(dtype: DType, data: &[u8]) -> Vec<i64> {
 }
 
 impl<'a> Cursor<'a> {
-    /// A u16 length, a text of that many bytes less one, and a NUL.
+    /// A string: a u16 length, that many bytes less one, and a NUL.
     fn nul_string(&mut self, at: fmt::Arguments) -> Result<&'a str> {
         let len = u16::from_le_bytes(self.array(at)?);
         let bytes = self.take(len.into(), at)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::safetensors::read_json;
 use weights::{Access, Array, Bytes, Error, Map, Result};
 
-/// The tokens in order, if the folder has them.
+/// Reads the tokens in order, if the folder has them.
 pub(super) fn read(dir: &Path, access: Access) -> Result<Option<Array>> {
     for name in ["vocabulary.json", "shared_vocabulary.json"] {
         let path = dir.join(name);
@@ -29,7 +29,7 @@ fn from_json(path: &Path) -> Result<Array> {
     let Some(tokens) = tokens else {
         return Err(Error::malformed(path, "vocabulary", "something else", "a list of strings"));
     };
-    // Offsets lie within u32, by the limit on a JSON file's size.
+    // Offsets fit into u32, because the size of a JSON file is limited.
     let (mut text, mut spans) = (String::new(), Vec::with_capacity(tokens.len()));
     for token in tokens {
         spans.push((text.len() as u32, token.len() as u32));
@@ -38,7 +38,8 @@ fn from_json(path: &Path) -> Result<Array> {
     Ok(Array::Str { bytes: Bytes::from_slice(text.as_bytes()), spans })
 }
 
-/// The tokens stay where they lie. A last line without its end counts, an empty one after the last end does not.
+/// Reads one token a line, as views of the file. A last line without a line end counts; an empty
+/// one after the last line end does not.
 fn from_lines(path: &Path, access: Access) -> Result<Array> {
     let map = Map::open(path, access)?;
     if u32::try_from(map.len()).is_err() {
@@ -53,6 +54,6 @@ fn from_lines(path: &Path, access: Access) -> Result<Array> {
     }
     let n_bytes = map.len();
     let bytes = Bytes::new(map, 0..n_bytes)
-        .ok_or_else(|| Error::malformed(path, "size", n_bytes, "a file that stays as long as it was"))?;
+        .ok_or_else(|| Error::malformed(path, "size", n_bytes, "a file whose length does not change"))?;
     Ok(Array::Str { bytes, spans })
 }

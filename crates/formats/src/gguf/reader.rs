@@ -1,5 +1,5 @@
-//! Reading one GGUF file. The file is untrusted: a count is compared with the bytes that remain before anything is
-//! allocated for it, and every sum and product of the file's numbers is checked for overflow.
+//! Reads one GGUF file. The file is untrusted: each count is compared with the remaining bytes
+//! before any allocation, and each sum and product of the file's numbers is checked for overflow.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,12 +12,12 @@ use weights::{
     Array, BlockType, Bytes, Checkpoint, Error, LeftOut, Map, Metadata, Naming, Planes, Result, Tensor, Value,
 };
 
-/// The longest key that the format allows, in bytes.
+/// The longest key in bytes, which the format limits.
 const MAX_KEY_BYTES: usize = 65535;
 /// The deepest nesting of arrays that is skipped.
 const MAX_NESTING: usize = 8;
 
-/// One file of what may be a split set.
+/// One file, which may be a part of a split set.
 pub(super) struct Part {
     pub version: u32,
     pub metadata: Metadata,
@@ -26,13 +26,14 @@ pub(super) struct Part {
     pub n_bytes: usize,
 }
 
-/// Parse the bytes of one file. Of a split set this is one part; [`open`](super::open) joins them.
+/// Parses the bytes of one file. It may be a part of a split set; [`open`](super::open) joins the
+/// parts.
 ///
 /// `path` only names the file in errors.
 ///
 /// # Errors
-/// Anything in the bytes that breaks the format, or a tensor type that is neither a plain number's nor among
-/// [`BlockType::ALL`] and [`BlockType::GGUF_EXTRA`].
+/// Bytes that break the format, or a tensor type that is neither a plain number nor in
+/// [`BlockType::ALL`] or [`BlockType::GGUF_EXTRA`].
 pub fn parse(map: Arc<Map>, path: &Path) -> Result<Checkpoint> {
     let part = parse_part(map, path)?;
     Ok(Checkpoint {
@@ -48,8 +49,8 @@ pub fn parse(map: Arc<Map>, path: &Path) -> Result<Checkpoint> {
 pub(super) fn parse_part(map: Arc<Map>, path: &Path) -> Result<Part> {
     let mut cursor = Cursor::new(&map, path);
     let version = read_version(&mut cursor)?;
-    // The smallest tensor description: an empty name, no dimensions, type and offset. The smallest entry: key
-    // length, type and one byte.
+    // The smallest tensor description has an empty name, no dimensions, a type and an offset. The
+    // smallest entry has a key length, a type and one byte.
     let n_tensors = cursor.count(format_args!("tensor count"), 8 + 4 + 4 + 8)?;
     let n_metadata = cursor.count(format_args!("metadata count"), 8 + 4 + 1)?;
 
@@ -94,7 +95,7 @@ fn read_version(cursor: &mut Cursor) -> Result<u32> {
     let at = format_args!("version");
     match version {
         2 | 3 => Ok(version),
-        // A small number with its bytes reversed.
+        // A small number with reversed bytes is a big-endian version.
         _ if version != 0 && version & 0xffff == 0 => Err(Error::unsupported(
             cursor.file,
             at,
@@ -141,7 +142,7 @@ fn read_value(cursor: &mut Cursor, key: &str) -> Result<Value> {
             let [byte] = cursor.array(at)?;
             Value::Bool(byte != 0)
         }
-        // Names of people and the like, which some tools write in other encodings.
+        // Some tools write names of people and the like in other encodings.
         ValueType::Str => Value::Str(String::from_utf8_lossy(cursor.string_bytes(at)?).into_owned()),
         ValueType::Array => {
             let item = read_value_type(cursor, at)?;
@@ -154,24 +155,25 @@ fn read_value(cursor: &mut Cursor, key: &str) -> Result<Value> {
     })
 }
 
-/// Pass over arrays in an array, which no key of a model has.
+/// Skips arrays within an array, which no key of a model has.
 fn skip_nested(cursor: &mut Cursor, at: fmt::Arguments, depth: usize) -> Result<()> {
     if depth > MAX_NESTING {
         return Err(cursor.error(at, format_args!("arrays {depth} deep"), format_args!("{MAX_NESTING}")));
     }
     for _ in 0..cursor.count(at, ValueType::Array.min_bytes())? {
-        match read_value_type(cursor, at)? {
-            ValueType::Array => skip_nested(cursor, at, depth + 1)?,
-            ValueType::Str => {
-                for _ in 0..cursor.count(at, ValueType::Str.min_bytes())? {
-                    cursor.string_bytes(at)?;
-                }
+        let item = read_value_type(cursor, at)?;
+        if item == ValueType::Array {
+            skip_nested(cursor, at, depth + 1)?;
+            continue;
+        }
+        let n = cursor.count(at, item.min_bytes())?;
+        if item == ValueType::Str {
+            for _ in 0..n {
+                cursor.string_bytes(at)?;
             }
-            plain => {
-                let n = cursor.count(at, plain.min_bytes())?;
-                // Within the file's length, by the count's check.
-                cursor.take(n * plain.min_bytes(), at)?;
-            }
+        } else {
+            // No overflow: the count was checked against the file's length.
+            cursor.take(n * item.min_bytes(), at)?;
         }
     }
     Ok(())
@@ -183,7 +185,7 @@ fn read_array(cursor: &mut Cursor, key: &str, item: ValueType) -> Result<Array> 
     if item == ValueType::Str {
         return read_string_array(cursor, key, n);
     }
-    // Within the file's length, by the count's check.
+    // No overflow: the count was checked against the file's length.
     let bytes = cursor.take(n * item.min_bytes(), at)?;
     Ok(match item {
         ValueType::U8 => Array::Int(bytes.iter().map(|&b| b.into()).collect()),
@@ -209,8 +211,8 @@ fn items<T, const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T>
     bytes.as_chunks().0.iter().map(|&b| read(b)).collect()
 }
 
-/// A list of strings stays in the map. That they are UTF-8 is not checked: a vocabulary holds 262,144, of which a
-/// run touches few, and some files hold tokens that are not.
+/// Reads a list of strings as views of the map. They are not checked for UTF-8: a vocabulary may
+/// have 262,144 strings of which a run uses few, and tokens of some files are not UTF-8.
 fn read_string_array(cursor: &mut Cursor, key: &str, n: usize) -> Result<Array> {
     let start = cursor.at;
     let mut spans = Vec::with_capacity(n);
@@ -234,22 +236,19 @@ fn read_alignment(metadata: &Metadata, path: &Path) -> Result<usize> {
         Some(Value::Int(n)) if *n >= 1 && *n <= 1 << 31 && n.count_ones() == 1 => Ok(*n as usize),
         Some(other) => {
             let expected = "a power of two";
-            let found = match other {
-                Value::Int(n) => n.to_string(),
-                _ => "a value of another type".to_owned(),
-            };
+            let found = if let Value::Int(n) = other { n.to_string() } else { "another type".to_owned() };
             Err(Error::malformed(path, format_args!("key {KEY:?}"), found, expected))
         }
     }
 }
 
-/// How the values of a tensor are stored.
+/// Storage of a tensor's values.
 enum Stored {
-    /// As weights are.
+    /// Values of a weight type.
     Block(BlockType),
-    /// As doubles, which become F32.
+    /// Doubles, which are converted to F32.
     F64,
-    /// As integers of this type and so many bytes, which are no weights.
+    /// Integers with a type name and bytes a value, which are not weights.
     Integers(&'static str, usize),
 }
 
@@ -266,12 +265,12 @@ impl Stored {
     }
 }
 
-/// A tensor's description: all of it checked but where its bytes lie.
+/// A tensor's description; all of it is checked except its place.
 struct TensorInfo {
     name: String,
     shape: Vec<usize>,
     stored: Stored,
-    /// From the start of the tensor data.
+    /// Offset from the start of the tensor data.
     offset: usize,
     n_bytes: usize,
 }
@@ -303,7 +302,7 @@ fn read_tensor_info(cursor: &mut Cursor, i: usize, alignment: usize) -> Result<T
     let n_bytes = match stored {
         _ if shape.contains(&0) => 0,
         Stored::Block(block) => cursor.tensor_bytes(&shape, block, at)?,
-        // Bytes of so many values: a type without blocks stands for them.
+        // A type without blocks stands for the doubles: two F32 have as many bytes.
         Stored::F64 => cursor.tensor_bytes(&[&shape[..], &[2]].concat(), BlockType::F32, at)?,
         Stored::Integers(_, size) => {
             cursor.tensor_bytes(&[&shape[..], &[size]].concat(), BlockType::F32, at)? / 4
@@ -327,8 +326,8 @@ fn supported_types() -> String {
     types.map(BlockType::name).collect::<Vec<_>>().join(", ")
 }
 
-/// Turn descriptions into views of the map, and what holds no weights into notes. `header_end` is where the last description
-/// ended.
+/// Turns descriptions into views of the map, and tensors without weights into notes. `header_end`
+/// is the end of the last description.
 fn place_tensors(
     map: &Arc<Map>,
     header_end: usize,
@@ -336,7 +335,7 @@ fn place_tensors(
     alignment: usize,
     path: &Path,
 ) -> Result<(Vec<Tensor>, Vec<LeftOut>)> {
-    // No addition overflows here: the header lies within a file in memory, and alignment is at most 2^31.
+    // No overflow: the header lies within a file in memory, and the alignment is at most 2^31.
     let data_start = header_end.next_multiple_of(alignment);
 
     let mut by_offset: Vec<&TensorInfo> = infos.iter().collect();
@@ -347,7 +346,7 @@ fn place_tensors(
                 path,
                 format_args!("tensor {:?}", b.name),
                 format_args!("offset {}", b.offset),
-                format_args!("it past tensor {:?}, {} bytes at {}", a.name, a.n_bytes, a.offset),
+                format_args!("an offset after tensor {:?}, {} bytes at {}", a.name, a.n_bytes, a.offset),
             ));
         }
     }
@@ -364,7 +363,7 @@ fn place_tensors(
                 path,
                 format_args!("tensor {:?}", info.name),
                 format_args!("{} bytes at offset {} of the tensor data", info.n_bytes, info.offset),
-                format_args!("them within its {} bytes", map.len().saturating_sub(data_start)),
+                format_args!("a range within its {} bytes", map.len().saturating_sub(data_start)),
             )
         })?;
         let (block, data) = match info.stored {
@@ -381,7 +380,8 @@ fn place_tensors(
 }
 
 impl<'a> Cursor<'a> {
-    /// A u64 number of items, each of at least `min_bytes`, that the rest of the file has room for.
+    /// Reads a u64 number of items, and checks that the rest of the file has room for them at
+    /// `min_bytes` bytes each.
     #[inline]
     fn count(&mut self, at: fmt::Arguments, min_bytes: usize) -> Result<usize> {
         let n = self.u64(at)?;

@@ -1,7 +1,8 @@
-//! Opening a GGUF file from disk, and joining a split set.
+//! Opens a GGUF file, and joins split sets.
 //!
-//! A set's files are named `NAME-00001-of-00003.gguf`; each says `split.no` (from 0) and `split.count`, and the first
-//! holds the model's metadata and `split.tensors.count`, the number of tensors in all of them.
+//! The files of a set are named `NAME-00001-of-00003.gguf`. Each has `split.no` (from 0) and
+//! `split.count`. The first has the model's metadata and `split.tensors.count`, the number of
+//! tensors in all files.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -9,13 +10,14 @@ use std::path::{Path, PathBuf};
 use super::reader::{Part, parse_part};
 use weights::{Access, Checkpoint, Error, LeftOut, Map, Naming, Result};
 
-/// Open a GGUF file, or any file of a split set, of which all must lie in the same folder.
+/// Opens a GGUF file, or all files of a split set from any of them. The files must be in one
+/// folder.
 ///
 /// # Errors
 /// Names the file, the key or tensor, what was found and what was expected.
 pub fn open(path: &Path, access: Access) -> Result<Checkpoint> {
     let part = open_part(path, access)?;
-    // Tools that quantise a set into one file leave a count of 0.
+    // Tools that quantise a set into one file write a count of 0.
     let n_files = integer(&part, path, "split.count")?.unwrap_or(0).max(1);
     let parts =
         if n_files == 1 { vec![(path.to_owned(), part)] } else { open_set(path, part, n_files, access)? };
@@ -26,7 +28,7 @@ fn open_part(path: &Path, access: Access) -> Result<Part> {
     parse_part(Map::open(path, access)?, path)
 }
 
-/// The value of an integer key: none if it is absent, an error if it is something else.
+/// The value of an integer key; `None` if it is missing, an error if it is not an integer.
 fn integer(part: &Part, path: &Path, key: &str) -> Result<Option<usize>> {
     match (part.metadata.get(key), part.metadata.usize(key)) {
         (None, _) => Ok(None),
@@ -40,7 +42,7 @@ fn integer(part: &Part, path: &Path, key: &str) -> Result<Option<usize>> {
     }
 }
 
-/// All files of the set that `opened`, at `path`, is one of.
+/// Joins all files of the set to which `opened`, at `path`, belongs.
 fn open_set(path: &Path, opened: Part, n_files: usize, access: Access) -> Result<Vec<(PathBuf, Part)>> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let stem = name
@@ -91,7 +93,7 @@ fn join(parts: Vec<(PathBuf, Part)>) -> Result<Checkpoint> {
         },
         file_bytes: first.n_bytes as u64,
     };
-    // What is left out counts as a tensor, and its name too.
+    // Tensors that are not weights count too, and so do their names.
     let name = |t: &LeftOut| t.name.clone();
     let mut names: HashSet<String> = checkpoint.tensors.iter().map(|t| t.name.clone()).collect();
     names.extend(checkpoint.left_out.iter().map(name));

@@ -1,4 +1,4 @@
-//! The ids that GGUF uses.
+//! Ids in GGUF files.
 
 /// The type of a metadata value; the discriminants are the ids in the file.
 #[allow(missing_docs)]
@@ -29,7 +29,7 @@ impl ValueType {
             .find(|t| *t as u32 == id)
     }
 
-    /// Bytes of a value; for a string or an array, of the smallest.
+    /// Bytes of a value; for a string or an array, of the smallest one.
     pub const fn min_bytes(self) -> usize {
         use ValueType::*;
         match self {
@@ -42,7 +42,7 @@ impl ValueType {
     }
 }
 
-/// What ggml calls the tensor type with this id, whether Ingle runs it or not.
+/// ggml's name of the tensor type with this id, whether Ingle supports it or not.
 pub fn tensor_type_name(id: u32) -> Option<&'static str> {
     Some(match id {
         0 => "F32",

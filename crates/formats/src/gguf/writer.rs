@@ -1,7 +1,7 @@
-//! Writing GGUF version 3.
+//! Writes GGUF version 3.
 //!
-//! Everything is declared first, since the header tells where each tensor lies; then the tensors' bytes stream
-//! through in the same order:
+//! All content is declared first, because the header has each tensor's offset. Then the tensors'
+//! bytes follow in the same order:
 //!
 //! ```
 //! use formats::gguf::{MetaValue, Writer};
@@ -22,47 +22,47 @@ use std::io::Write;
 use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, ValueType};
 use weights::{Array, BlockType, Value};
 
-/// What can be wrong with what is to be written.
+/// Errors of the content to be written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// A key or tensor name was given twice.
-    #[error("{0:?} is given twice")]
+    /// Two keys or tensors have the same name.
+    #[error("{0:?} is declared twice")]
     Duplicate(String),
     /// The alignment is not a power of two of at least 8.
     #[error("alignment {0} is not a power of two of at least 8")]
     Alignment(u32),
-    /// The shape cannot be stored in this type.
+    /// The type cannot store the shape.
     #[error(
-        "tensor {name:?}: shape {shape:?} has to have 1 to {MAX_DIMS} dimensions, none 0, the last whole blocks of {block}"
+        "tensor {name:?}: found shape {shape:?}, expected 1 to {MAX_DIMS} dimensions above 0 and rows of whole blocks of {block}"
     )]
     Shape {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its shape, outermost first.
+        /// Shape of the tensor, outermost dimension first.
         shape: Vec<usize>,
-        /// Its type.
+        /// Type of the tensor.
         block: BlockType,
     },
     /// The format has no such type.
     #[error("tensor {name:?}: GGUF has no type {block}; convert it first")]
     Type {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its type.
+        /// Type of the tensor.
         block: BlockType,
     },
-    /// The bytes given for a tensor are too many or too few, or there is no such tensor.
+    /// A tensor got too many or too few bytes, or there is no such tensor.
     #[error("tensor {name:?}: found {found} bytes of data, expected {expected}")]
     Length {
-        /// The tensor; empty when all have been written already.
+        /// Name of the tensor; empty if all tensors have been written.
         name: String,
-        /// What was given.
+        /// Number of bytes passed.
         found: usize,
-        /// What the type and shape demand.
+        /// Number of bytes for the type and shape.
         expected: usize,
     },
-    /// A value that has no place in the format.
+    /// The format cannot store a value.
     #[error("key {key:?}: {value} cannot be stored in GGUF")]
     Value {
         /// The key.
@@ -70,7 +70,7 @@ pub enum WriteError {
         /// The value.
         value: String,
     },
-    /// The writer refused.
+    /// The underlying writer failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
@@ -96,13 +96,13 @@ pub enum MetaValue {
     I64s(Vec<i64>),
     F32s(Vec<f32>),
     Bools(Vec<bool>),
-    /// Bytes, since tokens of files that exist are not always UTF-8.
+    /// Strings as bytes, since tokens of existing files are not always UTF-8.
     Strs(Vec<Vec<u8>>),
 }
 
 impl MetaValue {
-    /// The value with the width that files use for it: 32 bits where it fits, unsigned unless negative (in lists,
-    /// signed). None for a null or an integer beyond 64 bits.
+    /// The value with the width that files use for it: 32 bits if it fits, unsigned unless negative
+    /// (in lists, signed). `None` for a null or an integer beyond 64 bits.
     pub fn from_value(value: &Value) -> Option<MetaValue> {
         Some(match value {
             Value::Int(i) => u32::try_from(*i)
@@ -128,7 +128,7 @@ impl MetaValue {
         })
     }
 
-    /// Append the type and the value.
+    /// Appends the type and the value.
     fn write(&self, out: &mut Vec<u8>) {
         fn scalar(out: &mut Vec<u8>, id: ValueType, bytes: &[u8]) {
             out.extend((id as u32).to_le_bytes());
@@ -171,7 +171,7 @@ fn write_string(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend(bytes);
 }
 
-/// What a file will hold; see the module's example.
+/// The declared content of a file; see the module's example.
 #[derive(Debug)]
 pub struct Writer {
     alignment: usize,
@@ -187,7 +187,7 @@ pub struct Writer {
 struct Declared {
     name: String,
     shape: Vec<usize>,
-    /// Its type's id.
+    /// Id of the type.
     type_id: u32,
     n_bytes: usize,
 }
@@ -199,7 +199,7 @@ impl Default for Writer {
 }
 
 impl Writer {
-    /// Nothing yet, with data aligned to 32.
+    /// An empty file with data aligned to 32 bytes.
     pub fn new() -> Writer {
         Writer {
             alignment: DEFAULT_ALIGNMENT as usize,
@@ -211,10 +211,10 @@ impl Writer {
         }
     }
 
-    /// Add a key. `general.alignment`, as a `U32`, also sets the alignment of the data.
+    /// Adds a key. `general.alignment`, as a `U32`, also sets the alignment of the data.
     ///
     /// # Errors
-    /// The key is there already, or the alignment is unusable.
+    /// The key is present already, or the alignment is invalid.
     pub fn metadata(&mut self, key: &str, value: MetaValue) -> Result<(), WriteError> {
         if key == "general.alignment" {
             match value {
@@ -232,10 +232,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Add a key with a neutral value, in the width of [`MetaValue::from_value`].
+    /// Adds a key with a neutral value, in the width of [`MetaValue::from_value`].
     ///
     /// # Errors
-    /// As [`Self::metadata`]; also a null or an integer beyond 64 bits.
+    /// The errors of [`Self::metadata`], and a null or an integer beyond 64 bits.
     pub fn value(&mut self, key: &str, value: &Value) -> Result<(), WriteError> {
         match MetaValue::from_value(value) {
             Some(value) => self.metadata(key, value),
@@ -243,10 +243,10 @@ impl Writer {
         }
     }
 
-    /// Declare a tensor; `shape` has the outermost dimension first.
+    /// Declares a tensor; `shape` has the outermost dimension first.
     ///
     /// # Errors
-    /// The name is there already, the shape does not fit the type, or GGUF lacks the type.
+    /// The name is present already, the shape does not fit the type, or GGUF lacks the type.
     pub fn tensor(&mut self, name: &str, shape: &[usize], block: BlockType) -> Result<(), WriteError> {
         let n_values = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim).filter(|&n| n > 0));
         let n_bytes = n_values
@@ -264,10 +264,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Write the header; the tensors' bytes follow through the [`Body`].
+    /// Writes the header. The tensors' bytes follow through the [`Body`].
     ///
     /// # Errors
-    /// The writer refused.
+    /// The underlying writer failed.
     pub fn begin<W: Write>(self, mut out: W) -> Result<Body<W>, WriteError> {
         let mut header = Vec::with_capacity(self.metadata.len() + 64 * self.tensors.len());
         header.extend(MAGIC);
@@ -301,10 +301,10 @@ pub struct Body<W> {
 }
 
 impl<W: Write> Body<W> {
-    /// Write the bytes of the next tensor, in the order of declaration, and their padding.
+    /// Writes the bytes of the next tensor, in the order of declaration, and their padding.
     ///
     /// # Errors
-    /// There is no next tensor, it has another length, or the writer refused.
+    /// There is no next tensor, the length is wrong, or the underlying writer failed.
     pub fn tensor_data(&mut self, data: &[u8]) -> Result<(), WriteError> {
         let (name, expected) = match self.tensors.next() {
             Some(tensor) => (tensor.name, tensor.n_bytes),
@@ -319,10 +319,10 @@ impl<W: Write> Body<W> {
         Ok(())
     }
 
-    /// Flush, and hand back the writer.
+    /// Flushes and returns the writer.
     ///
     /// # Errors
-    /// A declared tensor has had no data, or the writer refused.
+    /// A declared tensor is missing, or the underlying writer failed.
     pub fn finish(mut self) -> Result<W, WriteError> {
         if let Some(tensor) = self.tensors.next() {
             return Err(WriteError::Length { name: tensor.name, found: 0, expected: tensor.n_bytes });

@@ -1,24 +1,24 @@
-//! JSON into neutral metadata.
+//! From JSON to neutral metadata.
 
 use std::path::Path;
 
 use serde_json::Value as Json;
 use weights::{Access, Array, Bytes, Error, Map, Metadata, Result, Value};
 
-/// The largest JSON file that is read: far over any config or index.
+/// Largest JSON file that is read, in bytes; configs and indexes are far smaller.
 const MAX_JSON_BYTES: usize = 64 << 20;
 
-/// The longest flattened key, in bytes, and the most keys of a checkpoint. A key repeats what it is nested in, so without
-/// them a file of megabytes could ask for terabytes. Real configs stay far below.
+/// The longest flattened key in bytes, and the most keys of a checkpoint. A flattened key repeats
+/// its parents, so a file of megabytes could otherwise need terabytes. Real configs stay far below.
 const MAX_KEY_BYTES: usize = 512;
 const MAX_KEYS: usize = 1 << 18;
 
-/// Numbers that JSON lacks, as Python's `json` writes them.
+/// Numbers that are not finite, as Python's `json` writes them; JSON lacks them.
 const NON_FINITE: [(&str, f64); 3] =
     [("NaN", f64::NAN), ("Infinity", f64::INFINITY), ("-Infinity", f64::NEG_INFINITY)];
 
-/// Read a JSON file. Numbers that are not finite, which Python writes though JSON lacks them, become strings that
-/// [`flatten`] turns back: where nothing needs such a number it does no harm, and where something does, that refuses it.
+/// Reads a JSON file. Non-finite numbers, which Python writes though JSON lacks them, become
+/// strings that [`flatten`] turns back. They are refused only where a number is used.
 pub(crate) fn read_json(path: &Path) -> Result<Json> {
     let map = Map::open(path, Access::Map)?;
     if map.len() > MAX_JSON_BYTES {
@@ -39,7 +39,8 @@ fn parse_json(text: &[u8]) -> serde_json::Result<Json> {
     })
 }
 
-/// The text with each number that is not finite as a string with a NUL before it; none if there is no such number.
+/// The text with each non-finite number as a string that begins with NUL; `None` if there is no
+/// such number.
 fn mark_non_finite(text: &[u8]) -> Option<Vec<u8>> {
     let mut marked = Vec::with_capacity(text.len());
     let (mut in_string, mut found) = (false, false);
@@ -68,7 +69,8 @@ fn mark_non_finite(text: &[u8]) -> Option<Vec<u8>> {
     found.then_some(marked)
 }
 
-/// A number as JSON: a string with a NUL before it where it is not finite, which [`flatten`] turns back.
+/// A number as JSON. A non-finite one is a string that begins with NUL, which [`flatten`] turns
+/// back.
 pub(crate) fn number(number: f64) -> Json {
     let word = if number.is_nan() {
         NON_FINITE[0].0
@@ -80,7 +82,7 @@ pub(crate) fn number(number: f64) -> Json {
     serde_json::Number::from_f64(number).map_or_else(|| Json::String(format!("\0{word}")), Json::Number)
 }
 
-/// The number that is not finite for which a marked string stands, or an object of one word, as transformers 5 writes it:
+/// The non-finite number of a marked string, or of an object as transformers 5 writes it:
 /// `{"__float__": "Infinity"}`.
 fn non_finite(json: &Json) -> Option<f64> {
     let word = match json {
@@ -91,14 +93,15 @@ fn non_finite(json: &Json) -> Option<f64> {
     NON_FINITE.iter().find(|(known, _)| *known == word).map(|(_, number)| *number)
 }
 
-/// Append the entries of a JSON object, with `prefix` before their keys.
+/// Appends the entries of a JSON object, with `prefix` before their keys.
 ///
-/// The keys of nested objects are joined with dots. A list whose items are all integers, all numbers, all truth
-/// values or all strings is one [`Value::Array`]; any other list is flattened with its items' indices for keys. An
-/// empty object leaves nothing behind, an empty list an empty list of integers.
+/// Keys of nested objects are joined with dots. A list of only integers, numbers, booleans or
+/// strings becomes one [`Value::Array`]; other lists are flattened with indices as keys. An empty
+/// object adds nothing, and an empty list adds an empty list of integers.
 ///
 /// # Errors
-/// `json` is no object, a flattened key is there already or is too long, or there are too many.
+/// `json` is not an object, a flattened key is present already or too long, or there are too many
+/// keys.
 pub fn flatten(json: &Json, prefix: &str, path: &Path, metadata: &mut Metadata) -> Result<()> {
     let Some(object) = json.as_object() else {
         return Err(Error::malformed(path, "JSON", "something else", "an object"));
@@ -116,7 +119,7 @@ fn flatten_value(json: &Json, key: String, path: &Path, metadata: &mut Metadata)
         return Err(Error::malformed(
             path,
             format_args!("key {start:?}…"),
-            format_args!("{} bytes of it, with what it is nested in", key.len()),
+            format_args!("{} bytes, parent keys included", key.len()),
             format_args!("at most {MAX_KEY_BYTES}"),
         ));
     }
@@ -151,7 +154,7 @@ fn flatten_value(json: &Json, key: String, path: &Path, metadata: &mut Metadata)
     insert(value, key, path, metadata)
 }
 
-/// Append an entry.
+/// Appends an entry.
 fn insert(value: Value, key: String, path: &Path, metadata: &mut Metadata) -> Result<()> {
     if metadata.get(&key).is_some() {
         return Err(Error::malformed(
@@ -173,7 +176,7 @@ fn insert(value: Value, key: String, path: &Path, metadata: &mut Metadata) -> Re
     Ok(())
 }
 
-/// The list, if its items are scalars of one kind.
+/// The list as an array, if its items are scalars of one kind.
 fn scalar_array(items: &[Json]) -> Option<Array> {
     if let Some(ints) = items.iter().map(Json::as_i64).collect() {
         return Some(Array::Int(ints));
@@ -187,7 +190,7 @@ fn scalar_array(items: &[Json]) -> Option<Array> {
     }
     let text = |v| Json::as_str(v).filter(|_| non_finite(v).is_none());
     let strings: Vec<&str> = items.iter().map(text).collect::<Option<_>>()?;
-    // Offsets lie within u32, by the limit on the file's size.
+    // Offsets fit into u32, because the file's size is limited.
     let (mut text, mut spans) = (String::new(), Vec::with_capacity(strings.len()));
     for s in strings {
         spans.push((text.len() as u32, s.len() as u32));
@@ -251,7 +254,7 @@ mod tests {
         assert_eq!((m.f64("h"), m.str("j.__float__")), (Some(f64::NEG_INFINITY), Some("1")));
         assert!(matches!(m.array("i"), Some(Array::Float(v)) if *v == [0.5, f32::INFINITY]));
         assert!(m.str("g.0") == Some("x") && m.f64("g.1").unwrap().is_nan());
-        // Other words are no numbers, and a number is no end.
+        // Other words are not numbers, and a number ends at a delimiter.
         for bad in
             [r#"{"a": nan}"#, r#"{"a": NaN1}"#, r#"{"a": -NaN}"#, r#"{"a": "NaN}"#, "NaN NaN", r#"{"a": "\"#]
         {
@@ -268,7 +271,8 @@ mod tests {
 
     #[test]
     fn nesting_cannot_multiply_a_file() {
-        // Three keys of 200 bytes around thousands of short ones: each would be written out with all that is around it.
+        // Three nested keys of 200 bytes contain thousands of short ones, each of which would
+        // repeat them.
         let long = "k".repeat(200);
         let leaves: Vec<String> = (0..10_000).map(|i| format!("\"{i}\": 1")).collect();
         let leaves = leaves.join(",");

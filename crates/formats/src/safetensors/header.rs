@@ -1,11 +1,14 @@
-//! The header of a safetensors file: a u64 length, then that many bytes of JSON, then the tensors' data without gaps.
+//! The header of a safetensors file: a u64 length, then that many bytes of JSON, then the tensors'
+//! data without gaps.
 //!
 //! ```json
-//! {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+//! {"__metadata__": {"format": "pt"},
+//!  "NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
 //! ```
 //!
-//! Parsed here instead of by the `safetensors` crate so that an error can name the tensor, what was found and what was
-//! expected, also where the JSON or a type is wrong or a name occurs twice. Tests check that both refuse the same files. See <https://github.com/huggingface/safetensors>.
+//! This parser replaces the `safetensors` crate so that errors name the tensor, what was found and
+//! what was expected, even for invalid JSON, wrong types or repeated names. Tests check that both
+//! refuse the same files. See <https://github.com/huggingface/safetensors>.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -18,25 +21,25 @@ use weights::{BlockType, Bytes, Error, LeftOut, Map, Planes, Result, Tensor};
 
 use crate::cursor::singles;
 
-/// The longest header that the format allows, in bytes.
+/// The longest header in bytes, which the format limits.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// A tensor of the header, its bytes known to lie within the file.
-pub(super) struct Entry {
+/// A tensor of the header. Its bytes lie within the file.
+pub(super) struct HeaderTensor {
     pub name: String,
     dtype: String,
     shape: Vec<usize>,
-    /// In the file.
+    /// Range in the file.
     range: Range<usize>,
 }
 
-/// What an entry is to us.
+/// The use of an entry.
 pub(super) enum Item {
     /// A tensor of floats.
     Float(Tensor),
     /// A tensor of U32, which may be the integers of a quantised matrix.
     Packed(Packed),
-    /// No weights.
+    /// A tensor that is not a weight.
     LeftOut(LeftOut),
 }
 
@@ -44,17 +47,18 @@ pub(super) enum Item {
 pub(super) struct Packed {
     pub name: String,
     pub shape: Vec<usize>,
-    /// 4 bytes a number.
+    /// Bytes of the tensor, 4 for each number.
     pub data: Bytes,
 }
 
-impl Entry {
-    /// What the entry is: floats, U32 and blocks in bytes may be weights, other integers and tensors of no values are not.
+impl HeaderTensor {
+    /// Sorts the entry by its type. Floats, U32 and blocks stored as bytes may be weights; other
+    /// integers and empty tensors are not.
     ///
     /// # Errors
-    /// It holds floats of a type that is not supported.
+    /// The tensor has floats of an unsupported type.
     pub fn into_item(self, map: &Arc<Map>, path: &Path) -> Result<Item> {
-        let Entry { name, dtype, shape, range } = self;
+        let HeaderTensor { name, dtype, shape, range } = self;
         if range.is_empty() {
             return Ok(Item::LeftOut(LeftOut::empty(name, &shape)));
         }
@@ -63,7 +67,7 @@ impl Entry {
                 path,
                 format_args!("tensor {name:?}"),
                 format_args!("bytes {range:?}"),
-                "them within the file",
+                "a range within the file",
             )
         })?;
         let (block, data) = match dtype.as_str() {
@@ -72,7 +76,7 @@ impl Entry {
             "BF16" => (BlockType::BF16, data),
             "F64" => (BlockType::F32, singles(&data)),
             "U32" => return Ok(Item::Packed(Packed { name, shape, data })),
-            // Blocks of 4 bits and their scales; others that are bytes are no weights.
+            // These names mark 4-bit blocks and their scales; other bytes are not weights.
             "U8" if name.ends_with("_blocks") || name.ends_with("_scales") => (BlockType::I8_ROWS, data),
             "BOOL" | "U8" | "I8" | "U16" | "I16" | "I32" | "U64" | "I64" | "C64" => {
                 return Ok(Item::LeftOut(LeftOut::of_type(name, &dtype)));
@@ -90,7 +94,7 @@ impl Entry {
     }
 }
 
-/// The dtypes of weights.
+/// Supported dtypes of weights.
 const SUPPORTED: &str = "F32, F16, BF16, F64";
 
 /// Bits of a value, for the dtypes that the format knows.
@@ -106,8 +110,8 @@ fn dtype_bits(dtype: &str) -> Option<usize> {
     })
 }
 
-/// The tensors in the order of their data.
-pub(super) fn parse(map: &[u8], path: &Path) -> Result<Vec<Entry>> {
+/// Parses the header. Returns the tensors in the order of their data.
+pub(super) fn parse(map: &[u8], path: &Path) -> Result<Vec<HeaderTensor>> {
     let error = |at: &str, found: &dyn fmt::Display, expected: &dyn fmt::Display| {
         Error::malformed(path, at, found, expected)
     };
@@ -121,7 +125,7 @@ pub(super) fn parse(map: &[u8], path: &Path) -> Result<Vec<Entry>> {
     let Some((header, data)) = rest.split_at_checked(length as usize) else {
         return Err(error("header length", &length, &format_args!("at most {}", rest.len())));
     };
-    let Header(tensors) = serde_json::from_slice(header)
+    let ParsedHeader(tensors) = serde_json::from_slice(header)
         .map_err(|e| error("header", &e, &"a JSON object from tensor names to descriptions"))?;
 
     let data_start = map.len() - data.len();
@@ -151,10 +155,10 @@ pub(super) fn parse(map: &[u8], path: &Path) -> Result<Vec<Entry>> {
             ));
         }
         let range = data_start + start..data_start + end;
-        entries.push(Entry { name, dtype: info.dtype, shape: info.shape, range });
+        entries.push(HeaderTensor { name, dtype: info.dtype, shape: info.shape, range });
     }
 
-    // The format wants the data covered from its first byte to its last, each byte once.
+    // The format requires that tensors cover the data from first to last byte, each byte once.
     entries.sort_by_key(|entry| (entry.range.start, entry.range.end));
     let mut covered = data_start;
     for entry in &entries {
@@ -162,7 +166,7 @@ pub(super) fn parse(map: &[u8], path: &Path) -> Result<Vec<Entry>> {
             return Err(error(
                 &format!("tensor {:?}", entry.name),
                 &format_args!("data from offset {}", entry.range.start - data_start),
-                &format_args!("it from {}, where the one before ends", covered - data_start),
+                &format_args!("data from {}, the end of the tensor before", covered - data_start),
             ));
         }
         covered = entry.range.end;
@@ -177,8 +181,8 @@ pub(super) fn parse(map: &[u8], path: &Path) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// The header's tensors in the order of the JSON.
-struct Header(Vec<(String, Info)>);
+/// The header's tensors in JSON order.
+struct ParsedHeader(Vec<(String, Info)>);
 
 #[derive(serde::Deserialize)]
 struct Info {
@@ -187,8 +191,8 @@ struct Info {
     data_offsets: [usize; 2],
 }
 
-impl<'de> Deserialize<'de> for Header {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Header, D::Error> {
+impl<'de> Deserialize<'de> for ParsedHeader {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<ParsedHeader, D::Error> {
         deserializer.deserialize_map(HeaderVisitor)
     }
 }
@@ -196,13 +200,13 @@ impl<'de> Deserialize<'de> for Header {
 struct HeaderVisitor;
 
 impl<'de> Visitor<'de> for HeaderVisitor {
-    type Value = Header;
+    type Value = ParsedHeader;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object from tensor names to descriptions")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Header, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<ParsedHeader, A::Error> {
         let mut names = HashSet::new();
         let mut tensors = Vec::new();
         while let Some(name) = map.next_key::<String>()? {
@@ -211,13 +215,13 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 return Err(A::Error::custom(format_args!("tensor {name:?} a second time")));
             }
             if name == "__metadata__" {
-                // Strings for people; only their form is checked.
+                // The values are strings for people; only their type is checked.
                 map.next_value::<Option<BTreeMap<String, String>>>().map_err(named)?;
             } else {
                 let info = map.next_value().map_err(named)?;
                 tensors.push((name, info));
             }
         }
-        Ok(Header(tensors))
+        Ok(ParsedHeader(tensors))
     }
 }

@@ -1,5 +1,5 @@
-//! MLX's quantised weights: config.json says `"quantization": {"group_size": 64, "bits": 4}`, and a matrix `X.weight`
-//! `[n_out, n_in]` is three tensors:
+//! MLX's quantised weights. config.json has `"quantization": {"group_size": 64, "bits": 4}`, and a
+//! matrix `X.weight` `[n_out, n_in]` is stored as three tensors:
 //!
 //! | tensor | type | shape |
 //! |---|---|---|
@@ -7,39 +7,41 @@
 //! | `X.scales` | BF16, F16 or F32 | `[n_out, n_in / group_size]` |
 //! | `X.biases` | as the scales | `[n_out, n_in / group_size]` |
 //!
-//! Here they become one [`Tensor`] named `X.weight` with [`BlockType::Affine`]. The three may lie in different files of a
-//! set. Stacks of matrices (experts) have one more dimension in front.
+//! This module joins them to one [`Tensor`] named `X.weight` with [`BlockType::Affine`]. The three
+//! may be in different files of a set. Stacks of matrices (experts) have one more dimension in
+//! front.
 //!
-//! Modules may differ: `"quantization": {…, "model.layers.0.mlp.gate": {"group_size": 64, "bits": 8}, "lm_head": false}`.
-//! See <https://github.com/ml-explore/mlx-lm> and `mlx.core.quantize`.
+//! Modules may differ: `"quantization": {…, "model.layers.0.mlp.gate": {"group_size": 64, "bits":
+//! 8}, "lm_head": false}`. See <https://github.com/ml-explore/mlx-lm> and `mlx.core.quantize`.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use serde_json::Value as Json;
 
-use super::header::Item;
+use super::header::{Item, Packed};
 use weights::{Affine, BlockType, Error, LeftOut, Planes, Result, ScaleType, Tensor};
 
-/// How a module is quantised.
+/// The quantisation of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Scheme {
     bits: usize,
     group: usize,
 }
 
-/// What config.json says of quantisation.
+/// The quantisation in config.json.
 #[derive(Debug)]
 pub(super) struct Quantization {
     default: Scheme,
-    /// None: left as floats.
+    /// Modules that differ; `None` for a module of floats.
     modules: HashMap<String, Option<Scheme>>,
 }
 
 impl Quantization {
-    /// Read the `quantization` object of config.json (`quantization_config` in some), if it is MLX's.
+    /// Reads MLX's `quantization` object of config.json (`quantization_config` in some), if there
+    /// is one.
     pub fn from_config(config: &Json, path: &Path) -> Result<Option<Quantization>> {
-        // Other tools' objects of that name say which tool: `quant_method`.
+        // Objects of other tools have the same name, and a `quant_method`.
         let named = |key| config.get(key).filter(|q| q.is_object() && q.get("quant_method").is_none());
         let Some((key, object)) = ["quantization", "quantization_config"]
             .into_iter()
@@ -71,7 +73,7 @@ impl Scheme {
         if let Some(mode) = object.get("mode").filter(|mode| mode.as_str() != Some("affine")) {
             return Err(Error::unsupported(path, format_args!("key \"{at}.mode\""), mode, "\"affine\""));
         }
-        // MLX's own defaults, for a key that is not there.
+        // Missing keys have MLX's defaults.
         let number = |key: &str, default: usize, known: &[usize]| match object.get(key) {
             None => Ok(default),
             Some(value) => {
@@ -92,13 +94,14 @@ impl Scheme {
     }
 }
 
-/// Join the parts of quantised matrices; all else stays as it is. `dir` names the folder in errors.
+/// Joins the parts of quantised matrices; other tensors stay unchanged. `dir` names the folder in
+/// errors.
 pub(super) fn assemble(
     items: Vec<Item>,
     quantization: &Quantization,
     dir: &Path,
 ) -> Result<(Vec<Tensor>, Vec<LeftOut>)> {
-    // Slots keep the file's order; a part that was joined leaves an empty one.
+    // Slots keep the file's order; a joined part leaves an empty one.
     let mut slots: Vec<Option<Tensor>> = Vec::with_capacity(items.len());
     let (mut packed, mut left_out) = (Vec::new(), Vec::new());
     let mut by_name = HashMap::new();
@@ -116,83 +119,83 @@ pub(super) fn assemble(
         }
     }
     for (slot, part) in packed {
-        // Other tensors of U32 hold no weights.
+        // U32 tensors with other names are not weights.
         let Some(module) = part.name.strip_suffix(".weight") else {
             left_out.push(LeftOut::of_type(part.name, "U32"));
             continue;
         };
-        let at = format!("tensor {:?}", part.name);
-        let Some(scheme) = quantization.scheme(module) else {
-            return Err(Error::malformed(
-                dir,
-                at,
-                "packed integers",
-                "floats, as config.json says false of it",
-            ));
+        let module = module.to_owned();
+        let mut plane = |suffix: &str| {
+            by_name.get(&format!("{module}.{suffix}")).and_then(|&slot: &usize| slots[slot].take())
         };
-        let mut take = |suffix: &str| {
-            let name = format!("{module}.{suffix}");
-            by_name.get(&name).and_then(|&slot| slots[slot].take()).ok_or_else(|| {
-                Error::malformed(
-                    dir,
-                    &at,
-                    format_args!("no float tensor {name:?}"),
-                    "it beside the packed integers",
-                )
-            })
-        };
-        let (scales, biases) = (take("scales")?, take("biases")?);
-
-        let n_packed = part.shape.last().copied().unwrap_or(1);
-        let n_cols = n_packed
-            .checked_mul(32)
-            .map(|bits| bits / scheme.bits)
-            .filter(|n| n.is_multiple_of(scheme.group) && n_packed * 32 == n * scheme.bits)
-            .ok_or_else(|| {
-                Error::malformed(
-                    dir,
-                    &at,
-                    format_args!("rows of {n_packed} u32"),
-                    format_args!("whole groups of {} values of {} bits", scheme.group, scheme.bits),
-                )
-            })?;
-        let mut shape = part.shape;
-        if let Some(last) = shape.last_mut() {
-            *last = n_cols / scheme.group;
-        }
-        for plane in [&scales, &biases] {
-            if plane.shape != shape || plane.block != scales.block {
-                return Err(Error::malformed(
-                    dir,
-                    format_args!("tensor {:?}", plane.name),
-                    format_args!("{} of shape {:?}", plane.block, plane.shape),
-                    format_args!(
-                        "{} of shape {shape:?}, for {} bits in groups of {}",
-                        scales.block, scheme.bits, scheme.group
-                    ),
-                ));
-            }
-        }
-        if let Some(last) = shape.last_mut() {
-            *last = n_cols;
-        }
-        let scale = match scales.block {
-            BlockType::F32 => ScaleType::F32,
-            BlockType::F16 => ScaleType::F16,
-            _ => ScaleType::BF16,
-        };
-        let Some(affine) = Affine::new(scheme.bits, scheme.group, scale, false) else {
-            unreachable!("the scheme was checked when it was read")
-        };
-        slots[slot] = Some(Tensor {
-            name: part.name,
-            shape,
-            block: BlockType::Affine(affine),
-            data: part.data,
-            planes: Planes { scales: Some(scales.data), biases: Some(biases.data) },
-        });
+        let planes = [plane("scales"), plane("biases")];
+        slots[slot] = Some(matrix(part, quantization.scheme(&module), planes, dir)?);
     }
     Ok((slots.into_iter().flatten().collect(), left_out))
+}
+
+/// Makes a quantised matrix from its integers, scales and biases.
+fn matrix(
+    part: Packed,
+    scheme: Option<Scheme>,
+    [scales, biases]: [Option<Tensor>; 2],
+    dir: &Path,
+) -> Result<Tensor> {
+    let at = format!("tensor {:?}", part.name);
+    let Some(Scheme { bits, group }) = scheme else {
+        let expected = "floats, because config.json has false for this module";
+        return Err(Error::malformed(dir, at, "packed integers", expected));
+    };
+    let present = |plane: Option<Tensor>, suffix: &str| {
+        plane.ok_or_else(|| {
+            let module = part.name.strip_suffix(".weight").unwrap_or(&part.name);
+            let found = format_args!("no float tensor \"{module}.{suffix}\"").to_string();
+            Error::malformed(dir, &at, found, "one beside the packed integers")
+        })
+    };
+    let (scales, biases) = (present(scales, "scales")?, present(biases, "biases")?);
+
+    let n_packed = part.shape.last().copied().unwrap_or(1);
+    let n_cols = n_packed
+        .checked_mul(32)
+        .map(|n_bits| n_bits / bits)
+        .filter(|n| n.is_multiple_of(group) && n_packed * 32 == n * bits)
+        .ok_or_else(|| {
+            let expected = format_args!("whole groups of {group} values of {bits} bits").to_string();
+            Error::malformed(dir, &at, format_args!("rows of {n_packed} u32"), expected)
+        })?;
+    let mut shape = part.shape;
+    if let Some(last) = shape.last_mut() {
+        *last = n_cols / group;
+    }
+    for plane in [&scales, &biases] {
+        if plane.shape != shape || plane.block != scales.block {
+            return Err(Error::malformed(
+                dir,
+                format_args!("tensor {:?}", plane.name),
+                format_args!("{} of shape {:?}", plane.block, plane.shape),
+                format_args!("{} of shape {shape:?}, for {bits} bits in groups of {group}", scales.block),
+            ));
+        }
+    }
+    if let Some(last) = shape.last_mut() {
+        *last = n_cols;
+    }
+    let scale = match scales.block {
+        BlockType::F32 => ScaleType::F32,
+        BlockType::F16 => ScaleType::F16,
+        _ => ScaleType::BF16,
+    };
+    let Some(affine) = Affine::new(bits, group, scale, false) else {
+        unreachable!("the scheme was checked when it was read")
+    };
+    Ok(Tensor {
+        name: part.name,
+        shape,
+        block: BlockType::Affine(affine),
+        data: part.data,
+        planes: Planes { scales: Some(scales.data), biases: Some(biases.data) },
+    })
 }
 
 #[cfg(test)]

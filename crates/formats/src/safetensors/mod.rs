@@ -1,11 +1,12 @@
-//! Folders in the form of Hugging Face: config.json and weights in safetensors, one file or several.
+//! Folders in Hugging Face's layout: config.json, and weights in one or several safetensors files.
 //!
-//! Weights are `model.safetensors`; or the files that `model.safetensors.index.json` lists; or, with neither, the one
-//! `*.safetensors` in the folder. Metadata is config.json, flattened with dots, and generation_config.json, where
-//! there is one, flattened under `generation_config.`, and preprocessor_config.json under
-//! `preprocessor_config.`; and what sentence-transformers puts beside them; and, of a reranker, the tokens of its two answers.
+//! Weights are `model.safetensors`, or the files listed in `model.safetensors.index.json`, or the
+//! only `*.safetensors` in the folder. Metadata is config.json, flattened with dots. Further files
+//! are flattened under prefixes if present: generation_config.json under `generation_config.`,
+//! preprocessor_config.json under `preprocessor_config.`, and the files of sentence-transformers. A
+//! reranker adds the tokens of its two answers.
 //!
-//! Where config.json says that MLX quantised the weights, `mlx.rs` tells how they are stored.
+//! If config.json says that MLX quantised the weights, `mlx.rs` reads them.
 
 mod config;
 mod header;
@@ -25,7 +26,7 @@ pub use config::flatten;
 pub(crate) use config::number;
 pub(crate) use config::read_json;
 
-/// Open the folder `dir`.
+/// Opens the folder `dir`.
 ///
 /// # Errors
 /// Names the file, the key or tensor, what was found and what was expected.
@@ -85,7 +86,8 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
     })
 }
 
-/// What the folder says of pictures and sounds: preprocessor_config.json, or what processor_config.json says of images.
+/// Reads the preprocessing of images and sounds: preprocessor_config.json, or the image part of
+/// processor_config.json.
 fn read_preprocessor(dir: &Path, metadata: &mut Metadata) -> Result<()> {
     let path = dir.join("preprocessor_config.json");
     if path.is_file() {
@@ -100,10 +102,11 @@ fn read_preprocessor(dir: &Path, metadata: &mut Metadata) -> Result<()> {
     Ok(())
 }
 
-/// Open PEFT's folder `dir`: adapter_config.json, flattened with dots, and the tensors of adapter_model.safetensors.
+/// Opens PEFT's folder `dir`: adapter_config.json, flattened with dots, and the tensors of
+/// adapter_model.safetensors.
 ///
 /// # Errors
-/// As [`open`].
+/// The errors of [`open`].
 pub fn open_adapter(dir: &Path, access: Access) -> Result<Checkpoint> {
     let mut metadata = Metadata::default();
     let config_path = dir.join("adapter_config.json");
@@ -121,14 +124,14 @@ pub fn open_adapter(dir: &Path, access: Access) -> Result<Checkpoint> {
     })
 }
 
-/// Parse the bytes of one safetensors file and append its float tensors, in the order of their data. Doubles become F32.
-/// Tensors of integers or truth values (position ids) and tensors of no values hold no weights, and are checked but left
-/// out.
+/// Parses the bytes of one safetensors file and appends its float tensors, in the order of their
+/// data. Doubles become F32. Tensors of integers or booleans (position ids) and empty tensors are
+/// checked and left out.
 ///
 /// `path` only names the file in errors.
 ///
 /// # Errors
-/// Anything in the bytes that breaks the format, and floats of other types.
+/// Bytes that break the format, or floats of other types.
 pub fn parse_file(map: Arc<Map>, path: &Path, tensors: &mut Vec<Tensor>) -> Result<()> {
     for entry in header::parse(&map, path)? {
         if let Item::Float(tensor) = entry.into_item(&map, path)? {
@@ -138,7 +141,7 @@ pub fn parse_file(map: Arc<Map>, path: &Path, tensors: &mut Vec<Tensor>) -> Resu
     Ok(())
 }
 
-/// The float tensors, and what holds no weights: integers and tensors of no values.
+/// Splits tensors into floats and those that are not weights.
 fn divided(items: Vec<Item>) -> (Vec<Tensor>, Vec<LeftOut>) {
     let (mut tensors, mut left_out) = (Vec::with_capacity(items.len()), Vec::new());
     for item in items {
@@ -151,18 +154,18 @@ fn divided(items: Vec<Item>) -> (Vec<Tensor>, Vec<LeftOut>) {
     (tensors, left_out)
 }
 
-/// What the files read so far hold.
+/// The content of the files read so far.
 #[derive(Default)]
 struct Weights {
     items: Vec<Item>,
-    /// Also of the tensors that were left out.
+    /// Names of all tensors, those left out included.
     names: HashSet<String>,
     n_files: usize,
     n_bytes: u64,
 }
 
 impl Weights {
-    /// Add a file's tensors, `prefix` before their names.
+    /// Adds a file's tensors, with `prefix` before their names.
     fn add(&mut self, path: &Path, access: Access, prefix: &str) -> Result<()> {
         let map = Map::open(path, access)?;
         for mut entry in header::parse(&map, path)? {
@@ -183,7 +186,7 @@ impl Weights {
     }
 }
 
-/// The index's files, each with the tensors that it promises.
+/// The index's files, each with the tensors listed for it.
 fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let json = read_json(path)?;
     let Some(map) = json.get("weight_map").and_then(|map| map.as_object()).filter(|map| !map.is_empty())
@@ -210,7 +213,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     Ok(shards)
 }
 
-/// Whether this names a visible safetensors file in the folder itself: no path, on any system.
+/// True if `name` is a visible safetensors file in the folder itself, and not a path on any system.
 fn is_plain_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
@@ -219,7 +222,7 @@ fn is_plain_file_name(name: &str) -> bool {
         && !name.contains(['/', '\\', ':', '\0'])
 }
 
-/// The folder's one safetensors file.
+/// The folder's only safetensors file.
 fn only_file(dir: &Path) -> Result<PathBuf> {
     let io = |source| Error::Io { file: dir.to_owned(), source };
     let mut found = Vec::new();

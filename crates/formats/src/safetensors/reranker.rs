@@ -1,8 +1,10 @@
-//! Language models that judge a pair of texts by how likely they answer `yes`: which two tokens are the answers.
+//! Rerankers that are language models, which answer `yes` or `no` about a pair of texts. This
+//! module finds the two tokens.
 //!
-//! sentence-transformers says it in the configuration of a module, `LogitScore`. Checkpoints from before that look like any
-//! language model; llama.cpp's converter knows them by the title of their model card or the name of their folder, and so does this.
-//! The answers are then the tokens `yes` and `no`.
+//! sentence-transformers stores them in the configuration of a module, `LogitScore`. Older
+//! checkpoints look like any language model; like llama.cpp's converter, this module recognises
+//! them by the title of their model card or the name of their folder. The answers are then the
+//! tokens `yes` and `no`.
 
 use std::path::Path;
 
@@ -11,13 +13,13 @@ use super::sentence::is_plain;
 use weights::keys::{LOGIT_SCORE_PREFIX, MODULES_KEY};
 use weights::{Metadata, Result, Value};
 
-/// In the title of the model card, and in names of folders; in lower case.
+/// Name of such models in the model card's title and in folder names, in lower case.
 const NAME: &str = "qwen3-reranker";
 
-/// Bytes of a model card in which its title is looked for.
+/// Bytes of a model card that are searched for its title.
 const CARD_BYTES: usize = 1 << 16;
 
-/// Append the numbers of the two tokens, if the folder holds such a model.
+/// Appends the ids of the two tokens, if the folder contains such a model.
 pub(super) fn read(dir: &Path, metadata: &mut Metadata) -> Result<()> {
     for module in 0.. {
         let Some(kind) = metadata.str(&format!("{MODULES_KEY}.{module}.type")) else { break };
@@ -41,7 +43,7 @@ pub(super) fn read(dir: &Path, metadata: &mut Metadata) -> Result<()> {
     Ok(())
 }
 
-/// Whether the model card's title or a folder of the path is the name of such models.
+/// True if the model card's title or a folder of the path contains the name of such models.
 fn is_named(dir: &Path) -> bool {
     let in_path =
         dir.components().any(|part| part.as_os_str().to_string_lossy().to_lowercase().contains(NAME));

@@ -1,5 +1,5 @@
-//! The files that sentence-transformers puts beside the weights: which modules follow one another, how they pool, and how
-//! long a text may be. They are metadata like config.json, each under a prefix of its own.
+//! The files of sentence-transformers beside the weights: the sequence of modules, the pooling, and
+//! the longest text. They become metadata like config.json, each under its own prefix.
 
 use std::path::{Component, Path};
 
@@ -7,7 +7,7 @@ use super::config::{flatten, read_json};
 use weights::keys::{DENSE_PREFIX, MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
 use weights::{Metadata, Result};
 
-/// Append what the folder has of them. Returns the folders of layers after pooling.
+/// Appends the files that the folder has. Returns the folders of layers after pooling.
 pub(super) fn read(dir: &Path, metadata: &mut Metadata) -> Result<Vec<String>> {
     let modules = dir.join("modules.json");
     if !modules.is_file() {
@@ -40,7 +40,7 @@ pub(super) fn read(dir: &Path, metadata: &mut Metadata) -> Result<Vec<String>> {
     Ok(dense)
 }
 
-/// Whether this names a folder in the folder itself.
+/// True if `name` is one path component, so that it cannot leave the model's folder.
 pub(super) fn is_plain(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)

@@ -1,4 +1,4 @@
-//! Reading a ggml file of whisper.cpp. The file is untrusted.
+//! Reads a ggml file of whisper.cpp. The file is untrusted.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,16 +11,16 @@ use crate::gguf::{MAX_DIMS, tensor_type_name};
 use weights::keys::VOCABULARY;
 use weights::{Array, BlockType, Checkpoint, Error, Map, Metadata, Naming, Planes, Result, Tensor, Value};
 
-/// `ftype` is this times the version of the quantisation, plus the type.
+/// Factor of the quantisation's version in `ftype`; the type is added.
 const VERSION_FACTOR: i32 = 1000;
 
-/// The version of the block layouts that ggml has had since 2023.
+/// Version of ggml's block layouts since 2023.
 const QUANTIZATION_VERSION: i32 = 2;
 
-/// Parse the bytes of a file; `path` only names it in errors.
+/// Parses the bytes of a file; `path` only names it in errors.
 ///
 /// # Errors
-/// Anything in the bytes that breaks the format, or a tensor type that cannot be decoded.
+/// Bytes that break the format, or an unsupported tensor type.
 pub fn parse(map: Arc<Map>, path: &Path) -> Result<Checkpoint> {
     let mut cursor = Cursor::new(&map, path);
     let magic = cursor.take(4, format_args!("magic"))?;
@@ -68,7 +68,7 @@ fn read_filters(cursor: &mut Cursor) -> Result<Tensor> {
     tensor(cursor, MEL_FILTERS.to_owned(), shape, BlockType::F32)
 }
 
-/// The tokens stay where they lie.
+/// Reads the tokens as views of the file.
 fn read_vocabulary(cursor: &mut Cursor) -> Result<Array> {
     let at = format_args!("number of tokens");
     let n = cursor.u32(at)?;
@@ -128,7 +128,7 @@ fn read_tensor(cursor: &mut Cursor, i: usize, ftype: i32) -> Result<Tensor> {
     tensor(cursor, name, shape, block)
 }
 
-/// A tensor whose data begins here.
+/// The tensor whose data begins at the cursor.
 fn tensor(cursor: &mut Cursor, name: String, shape: Vec<usize>, block: BlockType) -> Result<Tensor> {
     let at = format_args!("tensor {name:?}");
     let n_bytes = cursor.tensor_bytes(&shape, block, at)?;
@@ -139,13 +139,13 @@ fn tensor(cursor: &mut Cursor, name: String, shape: Vec<usize>, block: BlockType
 }
 
 impl Cursor<'_> {
-    /// An i32 that is not negative.
+    /// Reads an i32 that is not negative.
     fn natural(&mut self, at: fmt::Arguments) -> Result<i32> {
         let n = i32::from_le_bytes(self.array(at)?);
         if n < 0 { Err(self.error(at, n, "0 or more")) } else { Ok(n) }
     }
 
-    /// An i32 of 1 or more.
+    /// Reads an i32 of at least 1.
     fn dimension(&mut self, at: fmt::Arguments) -> Result<usize> {
         match self.natural(at)? {
             0 => Err(self.error(at, "a dimension of 0", "1 or more")),

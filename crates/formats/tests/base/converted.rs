@@ -1,17 +1,17 @@
-//! Conversions from other formats and back: no bit is lost where the types have twins.
+//! Conversions between formats and back lose no bit if the types have equals.
 
 use std::path::Path;
 
-use formats::base::{Writer, layer_order};
+use formats::base::{BaseWriter, layer_order};
 use formats::gguf::{self, MetaValue};
 use weights::codec::{affine, dequantize_rows, repack};
 use weights::{Access, Affine, BlockType, Checkpoint, Map, Naming, PlaneSlices, ScaleType, Tensor};
 
 use super::{check_promises, noise, parse, write};
 
-/// A `.base` file of a checkpoint, each tensor through `convert`.
+/// A `.base` file of a checkpoint, with each tensor passed through `convert`.
 fn convert(checkpoint: &Checkpoint, convert: impl Fn(&Tensor) -> (BlockType, [Vec<u8>; 3])) -> Vec<u8> {
-    let mut writer = Writer::new("llama", checkpoint.naming);
+    let mut writer = BaseWriter::new("llama", checkpoint.naming);
     writer.metadata(&checkpoint.metadata).unwrap();
     let mut order: Vec<&Tensor> = checkpoint.tensors.iter().collect();
     order.sort_by_key(|t| layer_order(&t.name));
@@ -25,7 +25,7 @@ fn convert(checkpoint: &Checkpoint, convert: impl Fn(&Tensor) -> (BlockType, [Ve
     write(writer, &converted)
 }
 
-/// As it is, or moved into the affine twin.
+/// The tensor's own type, or the affine type that stores the same integers.
 fn unchanged(tensor: &Tensor) -> (BlockType, [Vec<u8>; 3]) {
     let Some(affine) = repack::affine_twin(tensor.block) else {
         let planes = tensor.planes.as_slices();
@@ -98,7 +98,7 @@ fn gguf_to_base_to_gguf_keeps_every_bit() {
 fn mlx_to_base_keeps_every_bit() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/formats/mlx");
     let mlx = formats::open(&folder, Access::Map).unwrap();
-    // The format has no f32 scales.
+    // The format does not store f32 scales.
     let storable = |t: &&Tensor| !matches!(t.block, BlockType::Affine(a) if a.scale() == ScaleType::F32);
     let tensors: Vec<Tensor> = mlx.tensors.iter().filter(storable).cloned().collect();
     let mlx = Checkpoint { tensors, ..mlx };
@@ -115,7 +115,7 @@ fn mlx_to_base_keeps_every_bit() {
     }
 }
 
-/// Quantising on the way: what is read decodes to what was encoded.
+/// A file that is quantised on the way decodes to the encoded values.
 #[test]
 fn a_quantised_conversion_is_read_as_it_was_encoded() {
     let affine = Affine::new(6, 64, ScaleType::BF16, false).unwrap();
@@ -128,9 +128,10 @@ fn a_quantised_conversion_is_read_as_it_was_encoded() {
     let mut encoded = vec![0.0; x.len()];
     dequantize_rows(block, 128, data, PlaneSlices { scales, biases }, &mut encoded);
     let file =
-        write(Writer::new("llama", Naming::HuggingFace), &[("w".to_owned(), vec![3, 128], block, parts)]);
+        write(BaseWriter::new("llama", Naming::HuggingFace), &[("w".to_owned(), vec![3, 128], block, parts)]);
     assert_eq!(parse(&file).unwrap().checkpoint().tensors[0].to_f32(), encoded);
     let worst = x.iter().zip(&encoded).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    // Half a step of 63 over a range of 100/64, and a quarter for what bf16 does to scale and offset.
+    // The bound is half a step of 63 over a range of 100/64, and a quarter for the rounding of
+    // scale and offset to bf16.
     assert!(worst < 0.75 * 100.0 / 64.0 / 63.0, "{worst}");
 }

@@ -1,4 +1,4 @@
-//! Files that lie, and files that were damaged.
+//! Malformed and damaged files.
 
 use formats::base;
 use serde_json::{Value as Json, json};
@@ -63,7 +63,7 @@ fn headers_that_lie_get_errors_with_the_name() {
         (1, "symmetric", json!(false), ["\"b\"", "no biases"]),
         (2, "length", json!(11), ["\"c\"", "11 bytes"]),
         (1, "name", json!("a"), ["\"a\"", "second time"]),
-        (1, "offset", json!(64), ["\"b\"", "past tensor \"a\""]),
+        (1, "offset", json!(64), ["\"b\"", "after tensor \"a\""]),
     ] {
         let bytes = with_entry(i, key, value.clone());
         let message = refusal(&bytes);
@@ -71,7 +71,7 @@ fn headers_that_lie_get_errors_with_the_name() {
             assert!(message.contains(part), "{key} {value}: {part:?} is not in: {message}");
         }
     }
-    // An alias is the same bytes under another name.
+    // An alias has the same bytes under another name.
     let alias = with(&|h| {
         let mut alias = h["tensors"][0].clone();
         alias["name"] = json!("tied");
@@ -106,7 +106,7 @@ fn damaged_bytes_never_panic_and_are_found() {
     for n in (0..weights).step_by(997).chain(weights..original.len()) {
         assert!(parse(&original[..n]).is_err(), "{n} bytes");
     }
-    // Every byte of every tensor is under a checksum.
+    // A checksum covers every byte of every tensor.
     for tensor in &parse(&original).unwrap().checkpoint().tensors {
         let entries = header_of(&original).0["tensors"].clone();
         let entry =

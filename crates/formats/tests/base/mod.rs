@@ -1,5 +1,5 @@
-//! `.base`: what is written is read, what the published converter writes is read, and what lies is refused. This file has
-//! what the others share: parsing with the checks that always hold, and making files.
+//! `.base` files: the reader accepts what this writer and the published converter write, and
+//! refuses malformed files. This file has shared helpers.
 #![allow(clippy::unwrap_used)]
 
 mod converted;
@@ -12,7 +12,7 @@ use crate::common::{check_tensors, has_parts};
 use std::io::Cursor;
 use std::path::Path;
 
-use formats::base::{self, Base, Writer};
+use formats::base::{self, Base, BaseWriter};
 use serde_json::{Value as Json, json};
 use weights::{Affine, BlockType, Checkpoint, Map, Naming, PlaneSlices, Result, ScaleType};
 
@@ -30,7 +30,7 @@ fn check_refusal(bytes: &[u8], parts: &[&str]) {
     has_parts(&refusal(bytes), parts);
 }
 
-/// What the reader promises of all that it accepts.
+/// Checks the reader's guarantees for every accepted file.
 fn check_promises(checkpoint: &Checkpoint) {
     check_tensors(checkpoint);
     for tensor in &checkpoint.tensors {
@@ -38,15 +38,15 @@ fn check_promises(checkpoint: &Checkpoint) {
     }
 }
 
-/// Bytes that differ from place to place.
+/// Pseudorandom bytes.
 fn noise(n: usize, seed: usize) -> Vec<u8> {
     (0..n).map(|i| (i.wrapping_mul(2_654_435_761) >> 7).wrapping_add(seed * 31) as u8).collect()
 }
 
-/// Name, shape, type; integers, scales, offsets.
+/// Name, shape and type; then integers, scales and offsets.
 type Made = (String, Vec<usize>, BlockType, [Vec<u8>; 3]);
 
-/// A tensor of noise, with finite scales.
+/// A tensor of pseudorandom integers and finite scales.
 fn tensor(name: &str, shape: &[usize], block: BlockType) -> Made {
     let n_cols = shape.last().copied().unwrap_or(1);
     let n_rows: usize = shape.iter().rev().skip(1).product();
@@ -55,7 +55,7 @@ fn tensor(name: &str, shape: &[usize], block: BlockType) -> Made {
     if let BlockType::Affine(affine) = block
         && affine.scale() != ScaleType::E8M0
     {
-        // The upper byte of a float: a middling exponent.
+        // The upper byte of a float: a moderate exponent.
         let size = affine.scale().bytes();
         for part in &mut parts[1..] {
             part.iter_mut().skip(size - 1).step_by(size).for_each(|b| *b = 0x3a);
@@ -64,8 +64,8 @@ fn tensor(name: &str, shape: &[usize], block: BlockType) -> Made {
     (name.to_owned(), shape.to_vec(), block, parts)
 }
 
-/// A file of these tensors.
-fn write(mut writer: Writer, tensors: &[Made]) -> Vec<u8> {
+/// A file with these tensors.
+fn write(mut writer: BaseWriter, tensors: &[Made]) -> Vec<u8> {
     for (name, shape, block, _) in tensors {
         writer.tensor(name, shape, *block).unwrap();
     }
@@ -76,10 +76,10 @@ fn write(mut writer: Writer, tensors: &[Made]) -> Vec<u8> {
     body.finish().unwrap().into_inner()
 }
 
-/// A small file with a bit of everything.
+/// A small file with every kind of content.
 fn small() -> Vec<u8> {
     let four = |symmetric| BlockType::Affine(Affine::new(4, 32, ScaleType::F16, symmetric).unwrap());
-    let mut writer = Writer::new("llama", Naming::HuggingFace);
+    let mut writer = BaseWriter::new("llama", Naming::HuggingFace);
     writer.page(6);
     write(
         writer,
@@ -91,7 +91,7 @@ fn small() -> Vec<u8> {
     )
 }
 
-/// The header's JSON, and where the weights begin.
+/// The header's JSON, and the start of the weights.
 fn header_of(file: &[u8]) -> (Json, usize) {
     let length = u64::from_le_bytes(file[8..16].try_into().unwrap()) as usize;
     (serde_json::from_slice(&file[16..16 + length]).unwrap(), (16 + length).next_multiple_of(64 << 10))
@@ -108,8 +108,8 @@ fn assemble(header: &[u8], weights: &[u8]) -> Vec<u8> {
     file
 }
 
-/// A header as the published converter writes it: fields in the order of its structures, parts of a tensor one after
-/// the other, offsets of scales from the tensor's start.
+/// A header as the published converter writes it: fields in the order of its structures, parts of a
+/// tensor one after another, and offsets of scales from the tensor's start.
 fn published(tensors: Json) -> Json {
     json!({
         "schema": 1, "arch": "qwen3", "quant_scheme": "base_q4", "min_hw": "apple_m1",

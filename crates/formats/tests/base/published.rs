@@ -1,11 +1,11 @@
-//! Files as the specification and its published converter have them.
+//! Files as the specification and its published converter define them.
 use serde_json::{Value as Json, json};
 use weights::{Affine, BlockType, Naming, ScaleType};
 
 use super::{assemble, check_promises, check_refusal, parse, published, small};
 
-/// `[2, 64]` of 4 bits: 64 bytes of integers, two f16 scales, two f16 offsets. Integers are 0 and 1, from the lowest
-/// nibble on; the scales 1 and 2, the offsets -1 and 0.
+/// A tensor `[2, 64]` of 4 bits: 64 bytes of integers, two f16 scales, two f16 offsets. Integers
+/// alternate between 0 and 1, lowest nibble first; the scales are 1 and 2, the offsets -1 and 0.
 fn payload() -> Vec<u8> {
     [&[0x10; 64][..], &[0, 0x3c, 0, 0x40], &[0, 0xbc, 0, 0]].concat()
 }
@@ -28,7 +28,7 @@ fn the_published_converters_files_are_read() {
     let checksum = xxhash_rust::xxh64::xxh64(&payload(), 0);
     for extra in [
         json!({"scale_dtype": "f16", "residency": "warm", "compute_region": "accelerator", "checksum_xxh64": checksum}),
-        // Version 1.0: f16 scales without saying so, and the other name.
+        // Version 1.0 had implicit f16 scales and another name.
         json!({"dtype": "base4", "group_size": 64}),
         json!({"layout": "metal_lane_strided"}),
         json!({"layout": "metal_lane_strided_q4", "flags": "0x00000002", "future_field": [1]}),
@@ -46,7 +46,8 @@ fn the_published_converters_files_are_read() {
     }
 }
 
-/// FORMAT.md by the letter: `length` is of the integers, and all offsets count from the start of the weights.
+/// FORMAT.md taken literally: `length` covers the integers, and all offsets count from the start of
+/// the weights.
 #[test]
 fn scales_in_regions_of_their_own_are_read() {
     let entries = json!([
@@ -60,7 +61,7 @@ fn scales_in_regions_of_their_own_are_read() {
     let base = parse(&assemble(published(entries).to_string().as_bytes(), &weights)).unwrap();
     check_promises(base.checkpoint());
     assert!(base.checkpoint().tensors.iter().all(|t| t.to_f32() == values()));
-    // A scale past the end is one, though the integers are within.
+    // A scale beyond the end is an error even though the integers are within the file.
     let cut = &weights[..weights.len() - 1];
     let entries = json!([{"name": "a", "dtype": "base_q4", "shape": [2, 64], "offset": 0, "length": 64,
         "scale_offset": 128, "scale_length": 4, "bias_offset": 140, "bias_length": 4, "group_size": 64}]);
@@ -87,7 +88,7 @@ fn defaults_are_the_specifications() {
         let tensor = &base.checkpoint().tensors[0];
         let affine = Affine::new(bits, group, ScaleType::E8M0, true).unwrap();
         assert_eq!(tensor.block, BlockType::Affine(affine));
-        // The least integer times two.
+        // The expected value is the least integer times two.
         assert_eq!(tensor.to_f32(), vec![-f32::from(1u8 << (bits - 1)) * 2.0; 128], "{dtype}");
     }
 }

@@ -43,7 +43,7 @@ fn a_signature_covers_header_and_weights() {
     refused(&read, &other, "not by the key");
     refused(&base::read(&plain, Access::Map).unwrap(), &key.public(), "none");
 
-    // One bit of a weight; one letter of a name; the signature of another file.
+    // Three damages: one bit of a weight, one letter of a name, the signature of another file.
     let bytes = std::fs::read(&signed).unwrap();
     let (header, weights) = header_of(&bytes);
     let mut changed = bytes.clone();
@@ -82,7 +82,7 @@ fn a_signature_covers_header_and_weights() {
     assert_eq!(std::fs::read(&signed).unwrap(), bytes);
 }
 
-/// The published signer keeps the header's order of keys.
+/// The published signer keeps the header's key order.
 #[test]
 fn a_signature_of_the_published_signer_is_valid() {
     let mut header =
@@ -108,10 +108,10 @@ fn keys_are_files_of_32_bytes() {
     assert_eq!(PublicKey::read(&path).unwrap(), key.public());
     std::fs::write(&path, [0; 31]).unwrap();
     assert!(PublicKey::read(&path).unwrap_err().to_string().contains("31 bytes"));
-    // A y that no point of the curve has.
+    // No point of the curve has this y.
     let mut no_point = [0; 32];
     no_point[0] = 2;
     std::fs::write(&path, no_point).unwrap();
-    assert!(PublicKey::read(&path).unwrap_err().to_string().contains("no key"));
+    assert!(PublicKey::read(&path).unwrap_err().to_string().contains("not a key"));
     assert!(SecretKey::read(&dir.path().join("absent")).is_err());
 }

@@ -1,14 +1,14 @@
-//! What the writer makes, and what it refuses.
+//! The writer's output, and its errors.
 
 use std::io::Cursor;
 
-use formats::base::{WriteError, Writer};
+use formats::base::{BaseWriteError, BaseWriter};
 use serde_json::json;
 use weights::{Affine, Array, BlockType, Metadata, Naming, PlaneSlices, ScaleType, Value};
 
 use super::{Made, check_promises, header_of, parse, tensor, write};
 
-/// One tensor of every type that the format has.
+/// One tensor of every type in the format.
 fn all_types() -> Vec<Made> {
     let mut tensors = vec![
         tensor("norm", &[3], BlockType::F32),
@@ -32,7 +32,7 @@ fn all_types() -> Vec<Made> {
 #[test]
 fn every_type_is_read_as_it_was_written() {
     let tensors = all_types();
-    let file = write(Writer::new("llama", Naming::Gguf), &tensors);
+    let file = write(BaseWriter::new("llama", Naming::Gguf), &tensors);
     let base = parse(&file).unwrap();
     let checkpoint = base.checkpoint();
     check_promises(checkpoint);
@@ -50,16 +50,17 @@ fn every_type_is_read_as_it_was_written() {
 
 #[test]
 fn the_file_is_laid_out_as_the_format_says() {
-    let file = write(Writer::new("llama", Naming::Gguf), &all_types());
+    let file = write(BaseWriter::new("llama", Naming::Gguf), &all_types());
     let (header, weights) = header_of(&file);
     assert_eq!(&file[..8], b"BASE\x01\0\0\0");
     assert!(weights.is_multiple_of(64 << 10) && file[weights - 64..weights].iter().all(|&b| b == 0));
-    // Canonical: sorted keys, no white space. (This JSON library's own maps keep the order of the text.)
+    // The header is canonical: sorted keys, no white space. This JSON library's maps keep the order
+    // of the text.
     let mut sorted = header.clone();
     sorted.sort_all_objects();
     let length = u64::from_le_bytes(file[8..16].try_into().unwrap()) as usize;
     assert_eq!(&file[16..16 + length], sorted.to_string().as_bytes());
-    // What the published reader cannot do without.
+    // The published reader requires these keys.
     for key in [
         "schema",
         "arch",
@@ -112,13 +113,13 @@ fn metadata_and_texts_come_back() {
     ] {
         metadata.insert(key.to_owned(), value);
     }
-    let mut writer = Writer::new("llama", Naming::Gguf);
+    let mut writer = BaseWriter::new("llama", Naming::Gguf);
     writer.metadata(&metadata).unwrap();
     writer.field("config", json!({"hidden_size": 64, "rope": {"theta": 1e4}, "general.neg": 7}));
     writer.field("tokenizer", json!({"model": {"type": "BPE"}}));
     writer.field("source", json!({"format": "gguf", "sha256": "00", "filename": "x.gguf"}));
     writer.file("chat_template.jinja", "{{ messages }}").unwrap();
-    assert!(matches!(writer.file("chat_template.jinja", ""), Err(WriteError::Duplicate(_))));
+    assert!(matches!(writer.file("chat_template.jinja", ""), Err(BaseWriteError::Duplicate(_))));
     let base = parse(&write(writer, &[])).unwrap();
     let m = &base.checkpoint().metadata;
     assert!(matches!(m.get("llama.block_count"), Some(Value::Int(n)) if *n == u64::MAX.into()));
@@ -146,36 +147,36 @@ fn metadata_and_texts_come_back() {
     ] {
         let mut metadata = Metadata::default();
         metadata.insert("k".to_owned(), value);
-        let error = Writer::new("x", Naming::Gguf).metadata(&metadata).unwrap_err().to_string();
+        let error = BaseWriter::new("x", Naming::Gguf).metadata(&metadata).unwrap_err().to_string();
         assert!(error.contains(part) && error.contains("\"k\""), "{error}");
     }
 }
 
 #[test]
 fn the_writer_refuses_nonsense() {
-    let mut writer = Writer::new("x", Naming::Gguf);
+    let mut writer = BaseWriter::new("x", Naming::Gguf);
     let f32_scales = BlockType::Affine(Affine::new(4, 64, ScaleType::F32, false).unwrap());
     for block in [BlockType::Q4_K, BlockType::I8_ROWS, f32_scales] {
-        assert!(matches!(writer.tensor("w", &[256], block), Err(WriteError::Type { .. })), "{block}");
+        assert!(matches!(writer.tensor("w", &[256], block), Err(BaseWriteError::Type { .. })), "{block}");
     }
     let affine = BlockType::Affine(Affine::new(4, 64, ScaleType::F16, false).unwrap());
     for shape in [&[0, 64][..], &[65], &[usize::MAX, 64], &[usize::MAX / 2, 3]] {
-        assert!(matches!(writer.tensor("w", shape, affine), Err(WriteError::Shape { .. })), "{shape:?}");
+        assert!(matches!(writer.tensor("w", shape, affine), Err(BaseWriteError::Shape { .. })), "{shape:?}");
     }
     writer.tensor("w", &[2, 64], affine).unwrap();
-    assert!(matches!(writer.tensor("w", &[2, 64], affine), Err(WriteError::Duplicate(_))));
+    assert!(matches!(writer.tensor("w", &[2, 64], affine), Err(BaseWriteError::Duplicate(_))));
     let mut body = writer.begin(Cursor::new(Vec::new())).unwrap();
     let planes = PlaneSlices { scales: &[0; 4], biases: &[0; 4] };
-    assert!(matches!(body.tensor_data(&[0; 63], planes), Err(WriteError::Length { what: "values", .. })));
+    assert!(matches!(body.tensor_data(&[0; 63], planes), Err(BaseWriteError::Length { what: "values", .. })));
     let short = PlaneSlices { scales: &[0; 4], biases: &[0; 3] };
-    assert!(matches!(body.tensor_data(&[0; 64], short), Err(WriteError::Length { what: "biases", .. })));
+    assert!(matches!(body.tensor_data(&[0; 64], short), Err(BaseWriteError::Length { what: "biases", .. })));
     body.tensor_data(&[0; 64], planes).unwrap();
-    assert!(matches!(body.tensor_data(&[0; 64], planes), Err(WriteError::Length { .. })));
+    assert!(matches!(body.tensor_data(&[0; 64], planes), Err(BaseWriteError::Length { .. })));
     body.finish().unwrap();
-    let mut writer = Writer::new("x", Naming::Gguf);
+    let mut writer = BaseWriter::new("x", Naming::Gguf);
     writer.tensor("w", &[2], BlockType::F32).unwrap();
     assert!(matches!(
         writer.begin(Cursor::new(Vec::new())).unwrap().finish(),
-        Err(WriteError::Length { .. })
+        Err(BaseWriteError::Length { .. })
     ));
 }

@@ -1,9 +1,10 @@
-//! Several residual streams, of which a layer computes one (AltUp: Baykal et al., "Alternating Updates for Efficient Transformers",
-//! 2023): before the layer each stream is predicted from all of them, after it each is corrected by what the layer changed in the
-//! first. Beside the layer there is a residual of low rank (LAuReL: Menghani, Kumar and Kumar, 2024).
+//! AltUp: several residual streams, of which a layer computes one (Baykal et al., "Alternating
+//! Updates for Efficient Transformers", 2023). Before a layer each stream is predicted from all
+//! streams. After it each is corrected by the layer's change of the first. A low-rank residual runs
+//! beside the layer (LAuReL: Menghani, Kumar and Kumar, 2024).
 //!
-//! The streams of a row are one value `(n, n_streams * hidden)`. Factors on streams differ from row to row, so a sum of streams is
-//! an [`Op::ExpertSum`].
+//! The streams of a row are one value `(n, n_streams * hidden)`. Factors on streams differ between
+//! rows, so a sum of streams is an [`Op::ExpertSum`].
 
 use device::{Activation, KvLayerId, Op, ValueId, Weight};
 
@@ -12,24 +13,27 @@ use crate::error::Result;
 use crate::names::TensorRole;
 use crate::spec::LayerSpec;
 
-/// Added to a mean of squares. It keeps a row of zeros one, and is too small for any other row to notice.
+/// Epsilon added to a mean of squares. It keeps a row of zeros at zero and is negligible for other
+/// rows.
 const TINY: f32 = 1e-12;
 
 impl Builder<'_, '_> {
-    /// The streams from the embedding: itself, and products with it, of its magnitude.
+    /// Builds the streams from the embedding: the embedding, and projections of it scaled to its
+    /// magnitude.
     pub fn streams(&mut self, x: ValueId) -> Result<ValueId> {
         let others = self.other_streams(x, TensorRole::StreamsIn, "other streams")?;
-        let others = self.of_magnitude(others, x, "other streams of the embedding's magnitude");
+        let others = self.scaled_to(others, x, "other streams of the embedding's magnitude");
         Ok(self.join_heads(x, others, 1, "streams"))
     }
 
-    /// `(n, hidden)`: the mean of the first stream and of products with the others, of its magnitude.
+    /// `(n, hidden)`: the mean of the first stream and of projections of the others, scaled to its
+    /// magnitude.
     pub fn mean_of_streams(&mut self, streams: ValueId) -> Result<ValueId> {
         let (n, hidden) = (self.spec.n_streams, self.spec.hidden);
         let first = self.part(streams, (0, hidden), n * hidden, "first stream")?;
         let others = self.part(streams, (hidden, (n - 1) * hidden), n * hidden, "other streams")?;
         let others = self.other_streams(others, TensorRole::StreamsOut, "other streams out")?;
-        let others = self.of_magnitude(others, first, "other streams of the first's magnitude");
+        let others = self.scaled_to(others, first, "other streams of the first's magnitude");
         let mut sum = first;
         for i in 0..n - 1 {
             let other = self.part(others, (i * hidden, hidden), (n - 1) * hidden, "other stream")?;
@@ -38,7 +42,8 @@ impl Builder<'_, '_> {
         Ok(self.scale(sum, 1.0 / n as f32, "mean of streams"))
     }
 
-    /// A layer over the streams. `inputs` are those that each layer has of its own. `ends` as of [`mix`](Self::mix).
+    /// Builds a layer over the streams. `inputs` are the per-layer inputs; `ends` is that of
+    /// [`mix`](Self::mix).
     pub fn layer_over_streams(
         &mut self,
         streams: ValueId,
@@ -74,7 +79,8 @@ impl Builder<'_, '_> {
         Ok(joined)
     }
 
-    /// Each stream as all of them predict it: `stream_j + sum over i of c[j, i] * stream_i`, `c` of each row.
+    /// Predicts each stream from all: `stream_j + sum over i of c[j, i] * stream_i`, with `c` for
+    /// each row.
     fn predictions(&mut self, streams: ValueId) -> Result<Vec<ValueId>> {
         let (n, hidden) = (self.spec.n_streams, self.spec.hidden);
         let first = self.part(streams, (0, hidden), n * hidden, "first stream")?;
@@ -85,12 +91,13 @@ impl Builder<'_, '_> {
         (0..n)
             .map(|j| {
                 let own = self.part(factors, (j * n, n), n * n, "factors of a prediction")?;
-                Ok(self.weighed(streams, own, "prediction"))
+                Ok(self.weighted_sum(streams, own, "prediction"))
             })
             .collect()
     }
 
-    /// Each stream corrected by what the layer made of the first: `prediction_j + (1 + c[j]) * (x - prediction_0)`, `c` of each row.
+    /// Corrects each stream by the layer's change of the first: `prediction_j + (1 + c[j]) * (x -
+    /// prediction_0)`, with `c` for each row.
     fn corrections(&mut self, x: ValueId, predicted: &[ValueId]) -> Result<Vec<ValueId>> {
         let n = predicted.len();
         let routed = self.stream_router(x, "router of corrections")?;
@@ -103,13 +110,13 @@ impl Builder<'_, '_> {
             .enumerate()
             .map(|(j, prediction)| {
                 let own = self.part(factors, (j, 1), n, "factor of a correction")?;
-                let correction = self.weighed(change, own, "correction");
+                let correction = self.weighted_sum(change, own, "correction");
                 Ok(self.sum(*prediction, correction, "corrected"))
             })
             .collect()
     }
 
-    /// `x + norm(up(down(x)))`
+    /// Low-rank residual: `x + norm(up(down(x)))`.
     fn low_rank_residual(&mut self, x: ValueId) -> Result<ValueId> {
         let low = self.linear(x, TensorRole::LaurelDown, "low-rank down")?;
         let y = self.linear(low, TensorRole::LaurelUp, "low-rank up")?;
@@ -117,7 +124,8 @@ impl Builder<'_, '_> {
         Ok(self.sum(x, y, "low-rank residual"))
     }
 
-    /// `norm(out(f(gate(scale * x)) * input))`: what the other streams get of the layer's own input.
+    /// The contribution of the per-layer input to the other streams: `norm(out(f(gate(scale * x)) *
+    /// input))`.
     fn addition(&mut self, x: ValueId, inputs: ValueId, l: usize) -> Result<ValueId> {
         let weight = self.tensors.columns_scaled(
             self.spec,
@@ -129,8 +137,9 @@ impl Builder<'_, '_> {
         self.per_layer_output(gate, inputs, l)
     }
 
-    /// `relu(gate - mean - cutoff * deviation)`, mean and standard deviation of each row's gates: the few that are far above the others.
-    /// It is `deviation * relu((gate - mean) / deviation - cutoff)`, and the deviation the mean of `gate * (gate - mean) / deviation`.
+    /// Sparse gates: `relu(gate - mean - cutoff * deviation)`, with the mean and standard deviation
+    /// of each row. It is computed as `deviation * relu((gate - mean) / deviation - cutoff)`. The
+    /// deviation is the mean of `gate * (gate - mean) / deviation`.
     pub fn cut_off(&mut self, gate: ValueId, cutoff: f32) -> ValueId {
         let cols = self.cols(gate);
         let ones = self.weight(Weight::vector(format!("ones ({cols})"), &vec![1.0; cols]));
@@ -146,10 +155,10 @@ impl Builder<'_, '_> {
         let deviation = self.mean_of_product(gate, even, "deviation of the gate");
         let positive = self.like(above, "gate cut off");
         self.push(Op::Activate { x: above, kind: Activation::Relu, out: positive });
-        self.weighed(positive, deviation, "gate cut off and scaled")
+        self.weighted_sum(positive, deviation, "gate cut off and scaled")
     }
 
-    /// `tanh(router(norm(x) / hidden))`, `(n, n_streams)`
+    /// `tanh(router(norm(x) / hidden))`, `(n, n_streams)`.
     fn stream_router(&mut self, x: ValueId, name: &str) -> Result<ValueId> {
         let hidden = self.spec.hidden;
         let factor = (hidden as f32).recip();
@@ -162,21 +171,22 @@ impl Builder<'_, '_> {
         Ok(out)
     }
 
-    /// The product with a small matrix, in f32 whatever the file has, and a bias.
+    /// The product with a small matrix in f32, plus a bias.
     fn coefficients(&mut self, x: ValueId, role: TensorRole, bias: Weight, name: &str) -> Result<ValueId> {
         let matrix = self.tensors.flat(self.spec, role, self.layer, 1.0)?;
         Ok(self.product_with(x, matrix, Some(bias), &format!("factors of {name}")))
     }
 
-    /// Products with a matrix for each stream but the first, of the whole row or of its own part.
+    /// Products with the matrices of all streams but the first. Each reads the whole row, or its
+    /// own part of it.
     fn other_streams(&mut self, x: ValueId, role: TensorRole, name: &str) -> Result<ValueId> {
         let weight = self.tensors.experts(self.spec, role, None)?;
         let weight = self.weight(weight);
         Ok(self.each_head(x, weight, self.spec.n_streams - 1, self.spec.hidden, name))
     }
 
-    /// Each stream of `x` with the root mean square of the row `like`.
-    fn of_magnitude(&mut self, x: ValueId, like: ValueId, name: &str) -> ValueId {
+    /// Scales each stream of `x` to the root mean square of the row `like`.
+    fn scaled_to(&mut self, x: ValueId, like: ValueId, name: &str) -> ValueId {
         let hidden = self.spec.hidden;
         let mut even = |x: ValueId, name: &str| {
             let out = self.like(x, name);
@@ -185,7 +195,7 @@ impl Builder<'_, '_> {
         };
         let (of_like, of_x) = (even(like, "row of magnitude 1"), even(x, "streams of magnitude 1"));
         let magnitude = self.mean_of_product(like, of_like, "magnitude");
-        self.weighed(of_x, magnitude, name)
+        self.weighted_sum(of_x, magnitude, name)
     }
 
     /// `(n, 1)`: the mean of `a * b` over the columns.
@@ -198,7 +208,7 @@ impl Builder<'_, '_> {
         self.product_with(product, mean, None, name)
     }
 
-    /// The product with a matrix that is made at load.
+    /// The product with a matrix computed at load.
     fn product_with(&mut self, x: ValueId, matrix: Weight, bias: Option<Weight>, name: &str) -> ValueId {
         let out = self.value(name, self.rows(x), matrix.n_rows());
         let weight = self.weight(matrix);
@@ -207,8 +217,8 @@ impl Builder<'_, '_> {
         out
     }
 
-    /// The sum of the parts of each row, each times its factor.
-    fn weighed(&mut self, x: ValueId, weights: ValueId, name: &str) -> ValueId {
+    /// The sum of a row's parts, each times its factor.
+    fn weighted_sum(&mut self, x: ValueId, weights: ValueId, name: &str) -> ValueId {
         let out = self.value(name, self.rows(x), self.cols(x) / self.cols(weights).max(1));
         self.push(Op::ExpertSum { x, weights, out });
         out

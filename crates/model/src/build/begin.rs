@@ -1,4 +1,4 @@
-//! From tokens, or rows of numbers, to the residual stream.
+//! From the input, tokens or rows of numbers, to the residual stream.
 
 use device::{DType, Op, RowCount, ValueId};
 
@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::names::TensorRole;
 
 impl Builder<'_, '_> {
-    /// `(n, hidden)`
+    /// Embeds tokens: `(n, hidden)`.
     pub fn embed(&mut self) -> Result<ValueId> {
         let table = self.matrix(TensorRole::TokenEmbedding)?;
         let out = self.value("embedding", RowCount::Tokens, self.spec.hidden);
@@ -26,7 +26,7 @@ impl Builder<'_, '_> {
         self.maybe_norm(self.spec.family.embedding_norm, x, TensorRole::EmbeddingNorm, "embedding norm")
     }
 
-    /// `(n, hidden)` from several rows of numbers each: convolutions, each with its activation.
+    /// `(n, hidden)`: convolutions over input rows of numbers, each followed by the activation.
     pub fn input(&mut self) -> Result<ValueId> {
         let family = self.spec.family;
         let mut per_token = family.input_stride();
@@ -47,7 +47,7 @@ impl Builder<'_, '_> {
         self.add_positions(x)
     }
 
-    /// What the model has learned for each position, added, if it has.
+    /// Adds the learned position embeddings, if the family has them.
     fn add_positions(&mut self, x: ValueId) -> Result<ValueId> {
         if !self.spec.family.learned_positions {
             return Ok(x);
@@ -59,7 +59,7 @@ impl Builder<'_, '_> {
         Ok(self.sum(x, positions, "embedding sum"))
     }
 
-    /// `(n, n_layers * per layer)`: what each layer gets besides the residual stream, from the token and its embedding.
+    /// `(n, n_layers * per layer)`: the per-layer inputs, from the token and its embedding.
     pub fn per_layer_inputs(&mut self, x: ValueId) -> Result<ValueId> {
         let (width, hidden) = (self.spec.per_layer_width, self.spec.hidden);
         let cols = width * self.spec.layers.len();

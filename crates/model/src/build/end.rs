@@ -1,4 +1,4 @@
-//! From the residual stream to what the caller wants: logits, hidden states, an embedding, encoder states.
+//! From the residual stream to the result: logits, hidden states, an embedding, or encoder states.
 
 use device::{Activation, DType, Op, RowCount, ValueId, Weight};
 
@@ -9,15 +9,15 @@ use crate::names::TensorRole;
 use crate::spec::ModelSpec;
 
 impl<'a> Builder<'a, '_> {
-    /// The hidden states of the output rows `(n_outputs, hidden)`, and the largest column of each.
+    /// The hidden states of the output rows `(n_outputs, hidden)`, and the argmax of each row.
     pub fn hidden(&mut self, x: ValueId) -> Result<(ValueId, ValueId)> {
         let selected = self.output_rows(x, "output rows");
         let out = self.final_norm(selected)?;
         Ok((out, self.argmax(out)))
     }
 
-    /// Keys and values of the encoder's states, for each layer of the decoder; and the states of the output rows
-    /// `(n_outputs, hidden)`, with the largest column of each.
+    /// Writes keys and values of the encoder's states for each decoder layer. Returns the states of
+    /// the output rows `(n_outputs, hidden)` and the argmax of each row.
     pub fn encoder_states(
         &mut self,
         x: ValueId,
@@ -26,7 +26,7 @@ impl<'a> Builder<'a, '_> {
     ) -> Result<(ValueId, ValueId)> {
         let states = self.final_norm(x)?;
         self.spec = decoder;
-        self.tensors.turn_to(decoder.family);
+        self.tensors.use_names_of(decoder.family);
         for l in 0..decoder.layers.len() {
             self.layer = Some(l);
             let k = self.linear(states, TensorRole::CrossK, "cross k")?;
@@ -38,7 +38,7 @@ impl<'a> Builder<'a, '_> {
         Ok((selected, self.argmax(selected)))
     }
 
-    /// One vector for the sequence of each output `(n_outputs, hidden)`, and its largest column.
+    /// One vector for the sequence of each output, `(n_outputs, hidden)`, and its argmax.
     pub fn embedding(&mut self, x: ValueId, embedding: &EmbeddingSpec) -> Result<(ValueId, ValueId)> {
         let x = self.final_norm(x)?;
         if !embedding.pools {
@@ -49,7 +49,7 @@ impl<'a> Builder<'a, '_> {
         let mut out = self.value("pooled", RowCount::Outputs, hidden);
         self.push(Op::Pool { x, kind: embedding.pooling, out });
         if let Some(answers) = &embedding.answers {
-            let out = self.judged(out, answers)?;
+            let out = self.answer_probability(out, answers)?;
             return Ok((out, self.argmax(out)));
         }
         for dense in &embedding.dense {
@@ -57,7 +57,8 @@ impl<'a> Builder<'a, '_> {
         }
         let hidden = self.values.get(out.0 as usize).map_or(hidden, |v| v.cols);
         if embedding.normalize {
-            // x / sqrt(sum x^2) is x / sqrt(mean x^2) / sqrt(n). A vector of zeros stays one.
+            // x / sqrt(sum x^2) is x / sqrt(mean x^2) / sqrt(n). The epsilon keeps a vector of
+            // zeros at zero.
             let even = self.like(out, "evened");
             self.push(Op::RmsNorm {
                 x: out,
@@ -72,9 +73,10 @@ impl<'a> Builder<'a, '_> {
         Ok((out, self.argmax(out)))
     }
 
-    /// The first answer's probability among the two, `(n_outputs, 1)`: of two logits the softmax is the sigmoid of their difference,
-    /// and that is the product with the difference of their rows.
-    fn judged(&mut self, x: ValueId, answers: &Answers) -> Result<ValueId> {
+    /// The first answer's probability among the two, `(n_outputs, 1)`. The softmax of two logits is
+    /// the sigmoid of their difference, and the difference is one product with the difference of
+    /// their rows.
+    fn answer_probability(&mut self, x: ValueId, answers: &Answers) -> Result<ValueId> {
         let hidden = self.spec.hidden;
         let missing = |name: &str| Error::MissingTensor {
             name: name.to_owned(),
@@ -113,7 +115,7 @@ impl<'a> Builder<'a, '_> {
         Ok(out)
     }
 
-    /// A layer after pooling, by its tensors' own names.
+    /// A layer after pooling, with tensors named by the file.
     fn dense(&mut self, x: ValueId, dense: &DenseSpec) -> Result<ValueId> {
         let missing = || Error::MissingTensor {
             name: format!("{}.weight", dense.name),
@@ -146,10 +148,10 @@ impl<'a> Builder<'a, '_> {
         out
     }
 
-    /// Logits `(n_outputs, n_vocab)` and the best of each row.
+    /// Logits `(n_outputs, n_vocab)`, and the argmax of each row.
     pub fn head(&mut self, x: ValueId) -> Result<(ValueId, ValueId)> {
         let normed = if self.spec.n_next > 0 {
-            // The layer that predicts one token more reads this of every row.
+            // The layer for multi-token prediction reads this state of every row.
             let normed = self.final_norm(x)?;
             self.kept.push(normed);
             self.output_rows(normed, "output rows")
@@ -160,7 +162,7 @@ impl<'a> Builder<'a, '_> {
         self.logits(normed)
     }
 
-    /// The same of states `(n_outputs, hidden)` that are normed already.
+    /// Logits of normalised states `(n_outputs, hidden)`, and the argmax of each row.
     pub fn logits(&mut self, normed: ValueId) -> Result<(ValueId, ValueId)> {
         let n_vocab = self.spec.n_vocab;
         let role = if self.spec.tied_head { TensorRole::TokenEmbedding } else { TensorRole::Output };

@@ -1,47 +1,13 @@
-//! Rows that are given instead of tokens: embeddings, what is added after the first layers, and cosines and sines where positions have
-//! three axes.
+//! Input rows of embeddings instead of tokens. They also hold values added after the first layers,
+//! and the cosines and sines of positions with three axes.
 
 use device::{Activation, Op, RowCount, ValueId};
 
-use super::Builder;
+use super::{Builder, Given, GivenShape};
 use crate::error::Result;
-use crate::spec::LayerSpec;
-use crate::vision::BothWays;
-
-/// What a row of the input holds besides its embedding, and how rows see each other.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct GivenShape {
-    /// Additions, each as wide as the embedding.
-    pub n_taps: usize,
-    /// Heads for which there are cosines and sines; 0: none.
-    pub n_heads: usize,
-    /// Of each head.
-    pub n_pairs: usize,
-    /// Rows of a span that see each other both ways.
-    pub both_ways: BothWays,
-}
-
-/// The parts of the input.
-pub(super) struct Given {
-    taps: Vec<ValueId>,
-    /// Cosines and sines `(n, n_heads * n_pairs)`.
-    pub turns: Option<(ValueId, ValueId)>,
-    both_ways: BothWays,
-}
-
-impl Given {
-    /// Whether rows of a span see each other both ways in a layer.
-    pub fn sees_both_ways(&self, layer: &LayerSpec) -> bool {
-        match self.both_ways {
-            BothWays::Never => false,
-            BothWays::Always => true,
-            BothWays::InWindowsIfSaid => layer.window.is_some(),
-        }
-    }
-}
 
 impl Builder<'_, '_> {
-    /// `(n, hidden)`
+    /// `(n, hidden)`: the embeddings of the input rows.
     pub fn given(&mut self, shape: GivenShape) -> Result<ValueId> {
         let GivenShape { n_taps, n_heads, n_pairs, both_ways } = shape;
         let (hidden, n_turns) = (self.spec.hidden, n_heads * n_pairs);
@@ -68,12 +34,12 @@ impl Builder<'_, '_> {
         Ok(x)
     }
 
-    /// What is given to be added after a layer, added.
+    /// Adds the input's addition for a layer, if there is one.
     pub fn add_tap(&mut self, x: ValueId, layer: usize) -> ValueId {
         let Some(tap) = self.given.as_ref().and_then(|given| given.taps.get(layer).copied()) else {
             return x;
         };
-        // After the last layer that mixes rows only those of outputs are left.
+        // After the last layer that mixes rows only the output rows remain.
         let tap = if self.rows(x) == RowCount::Outputs {
             self.output_rows(tap, "addition of output rows")
         } else {
@@ -82,8 +48,9 @@ impl Builder<'_, '_> {
         self.sum(x, tap, "sum with addition")
     }
 
-    /// Turn the first columns of each head by cosines and sines of its pairs, which are the same for all heads.
-    pub fn turn(
+    /// Rotates the first columns of each head by the cosines and sines of its pairs, which all
+    /// heads share.
+    pub fn rotate(
         &mut self,
         x: ValueId,
         (cos, sin): (ValueId, ValueId),
@@ -110,8 +77,8 @@ impl Builder<'_, '_> {
         let (a_cos, b_sin) = (product(self, a, cos), product(self, b, sin));
         let (b_cos, a_sin) = (product(self, b, cos), product(self, a, sin));
         let negative = self.scale(b_sin, -1.0, "negative");
-        let first = self.sum(a_cos, negative, "first turned");
-        let second = self.sum(b_cos, a_sin, "second turned");
+        let first = self.sum(a_cos, negative, "first rotated");
+        let second = self.sum(b_cos, a_sin, "second rotated");
         let mut out = self.join_heads(first, second, n_heads, name);
         if n_dims < head_dim {
             let rest = self.part(x, (n_dims, head_dim - n_dims), head_dim, "rest of heads")?;

@@ -1,4 +1,4 @@
-//! What a layer adds to the residual stream: attention, to the encoder's states too, and the feed-forward network.
+//! The parts of a layer: attention, cross-attention, and the feed-forward network.
 
 use device::{Activation, DType, KvLayerId, Op, RowCount, ValueId, Weight, WeightId};
 
@@ -10,8 +10,9 @@ use crate::rope::RopeSpec;
 use crate::spec::{ExpertSpec, LatentSpec, LayerSpec, TemperatureSpec};
 
 impl Builder<'_, '_> {
-    /// `x + post_norm(mixer(pre_norm(x)))`, or `post_norm(x + mixer(pre_norm(x)))`, the mixer attention, a recurrence, or the sum of
-    /// both; of the output rows alone where the way `ends` with it, for after the last mixer no row reads another.
+    /// `x + post_norm(mixer(pre_norm(x)))`, or `post_norm(x + mixer(pre_norm(x)))` if the family
+    /// normalises sums. The mixer is attention, a recurrence, or the sum of both. If the pass
+    /// `ends` here, only output rows are computed, because no later row reads another.
     pub fn mix(&mut self, x: ValueId, kv_layer: KvLayerId, layer: &LayerSpec, ends: bool) -> Result<ValueId> {
         let norms = self.spec.family.norms;
         let residual = if ends { self.output_rows(x, "output rows") } else { x };
@@ -32,7 +33,7 @@ impl Builder<'_, '_> {
         self.join(residual, branch, norms.post_attention.then_some((role, name)), "attention residual")
     }
 
-    /// `x + attention(norm(x)) + network(norm(x))`. `ends` as of [`mix`](Self::mix).
+    /// `x + attention(norm(x)) + network(norm(x))`. `ends` is that of [`mix`](Self::mix).
     pub fn parallel(
         &mut self,
         x: ValueId,
@@ -54,7 +55,7 @@ impl Builder<'_, '_> {
         Ok(self.add_branch(sum, branch, "ffn residual"))
     }
 
-    /// `attention(input)`, to the output projection. `ends` as of [`mix`](Self::mix).
+    /// `attention(input)` with its output projection. `ends` is that of [`mix`](Self::mix).
     pub(super) fn attention_branch(
         &mut self,
         input: ValueId,
@@ -65,7 +66,7 @@ impl Builder<'_, '_> {
         if let Some(latent) = layer.latent {
             return self.latent_branch(input, kv_layer, layer, latent, ends);
         }
-        // Keys and values of its own, or those that an earlier layer wrote.
+        // The layer has its own keys and values, or reads those of an earlier layer.
         let own = layer.kv_from.is_none();
         let (mut q, gate) = self.queries(input, layer.head_dim)?;
         let mut kv = if own { Some(self.keys_and_values(input, layer)?) } else { None };
@@ -121,8 +122,9 @@ impl Builder<'_, '_> {
         Ok(self.scaled(out, factors.attention_in * factors.attention_out, "attention scaled"))
     }
 
-    /// Attention to latents: queries are brought to them, and what comes out of them to values, head by head. What is cached is
-    /// the latent and what rotates of the keys, one vector for all heads.
+    /// Latent attention. Queries are projected to the latent, and the attention's result from the
+    /// latent to values, head by head. The KV cache holds the latent and the rotated key columns,
+    /// one vector for all heads.
     fn latent_branch(
         &mut self,
         input: ValueId,
@@ -176,7 +178,7 @@ impl Builder<'_, '_> {
         self.linear(values, TensorRole::AttnOut, "attention out")
     }
 
-    /// `taken` columns from `first` on of each group of columns.
+    /// `taken` columns from `first` of each group of columns.
     pub(super) fn part(
         &mut self,
         x: ValueId,
@@ -195,7 +197,8 @@ impl Builder<'_, '_> {
         out
     }
 
-    /// Each head, or the whole row where that is all there is, times its own matrix of a stack.
+    /// Multiplies each head by its own matrix of a stack. If `x` has the columns of one head, every
+    /// matrix multiplies it.
     pub(super) fn each_head(
         &mut self,
         x: ValueId,
@@ -254,7 +257,7 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// `(n, 1)`: the factor on the queries of each row, from a table of all positions.
+    /// `(n, 1)`: the factor on each row's queries, from a table of all positions.
     fn temperature(&mut self, temperature: &TemperatureSpec) -> ValueId {
         if let Some((_, id)) = self.temperatures.iter().find(|(known, _)| known == temperature) {
             return *id;
@@ -271,8 +274,8 @@ impl Builder<'_, '_> {
         out
     }
 
-    /// `x + cross_attention(norm(x))`: to all of the encoder's states. The scores of the heads `aligned` are kept. `ends` as of
-    /// [`attention`](Self::attention).
+    /// `x + cross_attention(norm(x))` over all encoder states. Keeps the scores of the heads
+    /// `aligned`. `ends` is that of [`mix`](Self::mix).
     pub fn cross_attention(
         &mut self,
         x: ValueId,
@@ -297,7 +300,7 @@ impl Builder<'_, '_> {
         Ok(self.add_branch(residual, branch, "cross-attention residual"))
     }
 
-    /// `x + post_norm(branch)` or `post_norm(x + branch)`, as the family says.
+    /// `x + post_norm(branch)`, or `post_norm(x + branch)` if the family normalises sums.
     fn join(
         &mut self,
         x: ValueId,
@@ -324,7 +327,7 @@ impl Builder<'_, '_> {
         Ok((k, v))
     }
 
-    /// `x + post_norm(network(pre_norm(x)))`, the network dense, of experts, or both next to each other
+    /// `x + post_norm(network(pre_norm(x)))`, with a dense network, experts, or both.
     pub fn feed_forward(&mut self, x: ValueId, layer: &LayerSpec) -> Result<ValueId> {
         let norms = self.spec.family.norms;
         let (x, branch) = match (layer.experts, self.spec.family.experts) {
@@ -346,7 +349,9 @@ impl Builder<'_, '_> {
                     (Some(experts), ExpertPlace::BesideShared) => {
                         (x, self.beside_shared(input, layer, experts)?)
                     }
-                    _ => (x, self.network(input, layer)?),
+                    (Some(_), ExpertPlace::Nowhere | ExpertPlace::Beside) | (None, _) => {
+                        (x, self.network(input, layer)?)
+                    }
                 }
             }
         };
@@ -354,8 +359,9 @@ impl Builder<'_, '_> {
         self.join(x, branch, norm, "ffn residual")
     }
 
-    /// `x + sigmoid(weight) * shared expert`, and what the experts that the router chooses add to it. No norm follows the two. What
-    /// devices can run as one stands next to each other: what reads the input, the gates, the shared expert's end.
+    /// `x + sigmoid(weight) * shared expert`, and the output of the routed experts, which is added
+    /// later without a norm. Ops that devices fuse are adjacent: those that read the input, the
+    /// gates, and the end of the shared expert.
     fn shared(
         &mut self,
         x: ValueId,
@@ -376,7 +382,7 @@ impl Builder<'_, '_> {
         Ok((sum, self.experts_sum(routed, ids, weights, experts)?))
     }
 
-    /// What the experts make of the input and what the network that all rows go through makes of it, added.
+    /// The sum of the routed experts and the shared network.
     fn beside_shared(&mut self, input: ValueId, layer: &LayerSpec, experts: ExpertSpec) -> Result<ValueId> {
         let sparse = self.experts(input, experts)?;
         if layer.ffn == 0 {
@@ -386,8 +392,9 @@ impl Builder<'_, '_> {
         Ok(self.sum(sparse, dense, "experts and shared"))
     }
 
-    /// `norm(network(norm(x))) + norm(experts(norm(x)))`. What devices can run as one stands next to each other: the router after
-    /// its norm and what made `x`, the products of both branches, the norms of what they make.
+    /// `norm(network(norm(x))) + norm(experts(norm(x)))`. Ops that devices fuse are adjacent: the
+    /// router after its norm and the Op that writes `x`, the products of both branches, and their
+    /// post-norms.
     fn dense_and_experts(&mut self, x: ValueId, layer: &LayerSpec, experts: ExpertSpec) -> Result<ValueId> {
         let hidden = self.spec.hidden;
         let factor = (hidden as f32).sqrt().recip();
@@ -406,7 +413,7 @@ impl Builder<'_, '_> {
         Ok(self.sum(dense, sparse, "dense and experts"))
     }
 
-    /// The experts that the router chooses for each row, run on it, weighed and added.
+    /// The output of the routed experts, weighted and summed.
     fn experts(&mut self, input: ValueId, experts: ExpertSpec) -> Result<ValueId> {
         let (ids, weights) = self.route(input, experts)?;
         if self.spec.family.experts_weigh_input {
@@ -422,13 +429,13 @@ impl Builder<'_, '_> {
         if latent { self.linear(sum, TensorRole::LatentUp, "latent output") } else { Ok(sum) }
     }
 
-    /// The experts that the router chooses for each row, and how much each counts.
+    /// Routes each row: the ids of its experts, and their weights.
     fn route(&mut self, routed: ValueId, experts: ExpertSpec) -> Result<(ValueId, ValueId)> {
         let x = self.linear(routed, TensorRole::Router, "router")?;
         self.choose(x, experts)
     }
 
-    /// [`route`](Self::route) by the router's logits.
+    /// Chooses experts by the router's logits.
     fn choose(&mut self, x: ValueId, experts: ExpertSpec) -> Result<(ValueId, ValueId)> {
         let ExpertSpec { n_used, normalise, factor, scores, groups, .. } = experts;
         let bias = self.vectors(TensorRole::RouterBias)?;
@@ -447,7 +454,7 @@ impl Builder<'_, '_> {
         Ok((ids, weights))
     }
 
-    /// `f(gate) * up` of the chosen experts
+    /// `f(gate) * up` of the chosen experts.
     fn experts_inner(&mut self, input: ValueId, ids: ValueId, experts: ExpertSpec) -> Result<ValueId> {
         let ExpertSpec { n_used, ffn, .. } = experts;
         if !self.spec.family.gated {
@@ -468,7 +475,7 @@ impl Builder<'_, '_> {
         Ok(gated)
     }
 
-    /// What the chosen experts make of it, weighed and added.
+    /// The down projections of the chosen experts, weighted and summed.
     fn experts_sum(
         &mut self,
         gated: ValueId,
@@ -485,7 +492,7 @@ impl Builder<'_, '_> {
         Ok(out)
     }
 
-    /// With the biases of the chosen experts, if the file has them.
+    /// Adds the biases of the chosen experts, if the file has them.
     fn expert_bias(&mut self, x: ValueId, ids: ValueId, role: TensorRole, name: &str) -> Result<ValueId> {
         let Some(bias) = self.vectors(role)? else { return Ok(x) };
         let out = self.like(x, name);
@@ -508,7 +515,7 @@ impl Builder<'_, '_> {
         Ok(out)
     }
 
-    /// `x + norm(out(f(gate(x)) * input))`
+    /// `x + norm(out(f(gate(x)) * input))`, with the per-layer input.
     pub fn per_layer_branch(&mut self, x: ValueId, inputs: ValueId, l: usize) -> Result<ValueId> {
         let of_outputs = self.rows(x) == RowCount::Outputs;
         let inputs = if of_outputs { self.output_rows(inputs, "inputs of output rows") } else { inputs };
@@ -517,7 +524,7 @@ impl Builder<'_, '_> {
         Ok(self.add_branch(x, y, "input residual"))
     }
 
-    /// `norm(out(f(gate) * input))`
+    /// `norm(out(f(gate) * input))`, with the per-layer input.
     pub(super) fn per_layer_output(&mut self, gate: ValueId, inputs: ValueId, l: usize) -> Result<ValueId> {
         let width = self.spec.per_layer_width;
         let input = self.value("input", self.rows(inputs), width);
@@ -529,7 +536,7 @@ impl Builder<'_, '_> {
         self.norm(y, TensorRole::PostPerLayerNorm, self.spec.hidden, "post-input norm")
     }
 
-    /// `factor * x`, where the layer has a factor.
+    /// `factor * x`, if the layer has a factor.
     pub fn layer_scale(&mut self, x: ValueId) -> Result<ValueId> {
         match self.tensors.number(self.spec, TensorRole::LayerScale, self.layer)? {
             Some(factor) => Ok(self.scale(x, factor, "scaled")),
@@ -537,14 +544,14 @@ impl Builder<'_, '_> {
         }
     }
 
-    /// `down(f(gate) * up)`
+    /// `down(f(gate) * up)`.
     fn network(&mut self, input: ValueId, layer: &LayerSpec) -> Result<ValueId> {
         let inner = self.inner(input, layer)?;
         let out = self.linear(inner, TensorRole::FfnDown, "down")?;
         Ok(self.scaled(out, self.spec.multipliers.ffn_out, "down scaled"))
     }
 
-    /// `f(gate) * up`
+    /// `f(gate) * up`, or `f(up)` without a gate.
     fn inner(&mut self, input: ValueId, layer: &LayerSpec) -> Result<ValueId> {
         let kind = self.spec.activation;
         Ok(if self.spec.family.gated {
@@ -565,7 +572,7 @@ impl Builder<'_, '_> {
 
     fn rope(&mut self, x: ValueId, rope: &RopeSpec, head_dim: usize, name: &str) -> Result<ValueId> {
         if let Some(turns) = self.given.as_ref().and_then(|given| given.turns) {
-            return self.turn(x, turns, (rope.n_dims, head_dim), name);
+            return self.rotate(x, turns, (rope.n_dims, head_dim), name);
         }
         let frequencies = match self.ropes.iter().find(|(known, _)| known == rope) {
             Some((_, id)) => *id,

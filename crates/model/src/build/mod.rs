@@ -1,8 +1,9 @@
-//! The plan builder: a spec's layers as Ops, in the order that the fusion rules look for.
+//! The plan builder: writes a spec's layers as Ops, in the order that the fusion rules expect.
 //!
-//! Here: the way through a model, the layers of its cache, and the small pieces. `begin.rs`: from tokens or numbers to the
-//! residual stream. `layer.rs`: what a layer adds to it. `altup.rs`: layers over several such streams. `end.rs`: from it to what the
-//! caller wants. `next.rs`: the layer after all of these that predicts one token more.
+//! This file has the loop over layers, the layout of the KV cache, and small helpers. `begin.rs`
+//! builds the residual stream from the input, `layer.rs` the parts of a layer, and `altup.rs`
+//! layers over several streams. `end.rs` builds the result, and `next.rs` the layer for multi-token
+//! prediction.
 
 mod altup;
 mod begin;
@@ -27,71 +28,84 @@ use crate::names::TensorRole;
 use crate::rope::RopeSpec;
 use crate::spec::{LayerSpec, ModelSpec, TemperatureSpec};
 use crate::tensors::Tensors;
-use given::Given;
-pub(crate) use given::GivenShape;
+use crate::vision::BothWays;
 pub(crate) use next::build_next;
 
-/// Where a forward pass ends.
+/// The result of a forward pass.
 #[derive(Clone, Copy)]
 pub(crate) enum End<'a> {
-    /// As the family does: logits, or the hidden states of the rows asked for.
+    /// The family's own result: logits or hidden states of the output rows.
     Own,
     /// One vector for each sequence.
     Embedding(&'a EmbeddingSpec),
-    /// Of an encoder: what the layers of this decoder attend to, kept.
+    /// The keys and values of encoder states for the layers of this decoder, written to the KV
+    /// cache.
     EncoderStates(&'a ModelSpec),
-    /// Logits, and the scores of these heads of cross-attention, ascending: layer and heads.
+    /// Logits, and the kept scores of some heads of cross-attention: ascending layers, each with
+    /// ascending heads.
     Alignment(&'a [(usize, Vec<usize>)]),
 }
 
-/// Build the forward pass for contexts up to `n_ctx`.
-pub(crate) fn build(spec: &ModelSpec, tensors: &mut Tensors<'_>, n_ctx: usize) -> Result<Plan> {
-    build_to(spec, tensors, n_ctx, End::Own)
+/// Input, result and adapters of a forward pass.
+pub(crate) struct Options<'a, 'f> {
+    /// Positions of the longest context.
+    pub n_ctx: usize,
+    pub end: End<'a>,
+    /// Layout of the input rows, if the input is embeddings instead of tokens.
+    pub given: Option<GivenShape>,
+    pub adapters: Option<&'a mut Adapters<'f>>,
 }
 
-/// Build the forward pass for contexts up to `n_ctx`, to an end.
-pub(crate) fn build_to<'a>(
-    spec: &'a ModelSpec,
-    tensors: &'a mut Tensors<'_>,
-    n_ctx: usize,
-    end: End<'a>,
-) -> Result<Plan> {
-    build_from(spec, tensors, n_ctx, end, None, None)
+impl Options<'_, '_> {
+    /// A pass from tokens to the family's own result, without adapters.
+    pub fn new(n_ctx: usize) -> Self {
+        Options { n_ctx, end: End::Own, given: None, adapters: None }
+    }
 }
 
-/// Build the forward pass of rows that are given instead of tokens, for contexts up to `n_ctx`.
-pub(crate) fn build_given(
-    spec: &ModelSpec,
-    tensors: &mut Tensors<'_>,
-    n_ctx: usize,
-    given: GivenShape,
-) -> Result<Plan> {
-    build_from(spec, tensors, n_ctx, End::Own, Some(given), None)
+/// The layout of an input row, and the attention between rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GivenShape {
+    /// Additions after layers, each as wide as the embedding.
+    pub n_taps: usize,
+    /// Heads with cosines and sines; 0: none.
+    pub n_heads: usize,
+    /// Column pairs of a head with cosines and sines.
+    pub n_pairs: usize,
+    /// Layers in which rows of a span attend to each other both ways.
+    pub both_ways: BothWays,
 }
 
-/// The same, with adapters beside the matrices that they change.
-pub(crate) fn build_adapted<'a, 'f>(
+/// The parts of the input rows.
+struct Given {
+    taps: Vec<ValueId>,
+    /// Cosines and sines `(n, n_heads * n_pairs)`.
+    turns: Option<(ValueId, ValueId)>,
+    both_ways: BothWays,
+}
+
+impl Given {
+    /// True if rows of a span attend to each other both ways in a layer.
+    fn sees_both_ways(&self, layer: &LayerSpec) -> bool {
+        match self.both_ways {
+            BothWays::Never => false,
+            BothWays::Always => true,
+            BothWays::InWindowsIfSaid => layer.window.is_some(),
+        }
+    }
+}
+
+/// Builds a forward pass.
+pub(crate) fn build<'a, 'f>(
     spec: &'a ModelSpec,
     tensors: &'a mut Tensors<'f>,
-    n_ctx: usize,
-    end: End<'a>,
-    adapters: Option<&'a mut Adapters<'f>>,
+    Options { n_ctx, end, given, adapters }: Options<'a, 'f>,
 ) -> Result<Plan> {
-    build_from(spec, tensors, n_ctx, end, None, adapters)
-}
-
-fn build_from<'a, 'f>(
-    spec: &'a ModelSpec,
-    tensors: &'a mut Tensors<'f>,
-    n_ctx: usize,
-    end: End<'a>,
-    given: Option<GivenShape>,
-    adapters: Option<&'a mut Adapters<'f>>,
-) -> Result<Plan> {
-    tensors.turn_to(spec.family);
+    tensors.use_names_of(spec.family);
     let kv = KvLayers::of(if let End::EncoderStates(decoder) = end { decoder } else { spec });
     let mut builder = Builder::new(spec, tensors, n_ctx, adapters);
-    // After the last layer that mixes positions no row reads another, but for the layer that predicts one token more.
+    // After the last layer that mixes positions only output rows are needed, unless a layer for
+    // multi-token prediction follows.
     let layers = spec.main_layers();
     let last = layers.iter().rposition(LayerSpec::mixes).filter(|_| spec.n_next == 0);
     let mut x = match given {
@@ -146,7 +160,7 @@ fn build_from<'a, 'f>(
     builder.finish(kv, output, argmax, output_kind)
 }
 
-/// The layers of the cache, and which of them each layer of the model reads.
+/// The layers of the KV cache, and the one that each layer of the model uses.
 struct KvLayers {
     layers: Vec<KvLayer>,
     own: Vec<KvLayerId>,
@@ -154,14 +168,15 @@ struct KvLayers {
 }
 
 impl KvLayers {
-    /// One for each layer that has keys of its own; then one for each layer, if there is an encoder whose states it reads.
+    /// Adds a cache layer for each layer with keys of its own. If there is an encoder, adds one
+    /// more for each layer, with the encoder's states.
     fn of(spec: &ModelSpec) -> KvLayers {
         let mut kv = KvLayers { layers: Vec::new(), own: Vec::with_capacity(spec.layers.len()), n_own: 0 };
-        // What looks both ways looks at the rows of its step, and keeps nothing.
+        // Bidirectional attention reads the rows of its step and caches nothing.
         let cached = if spec.family.bidirectional { &[][..] } else { &spec.layers };
         for layer in cached {
             if !layer.attends {
-                // Nobody asks for it.
+                // A layer without attention never uses its id.
                 kv.own.push(KvLayerId(u32::MAX));
                 continue;
             }
@@ -198,12 +213,12 @@ impl KvLayers {
         kv
     }
 
-    /// Where a layer's keys and values of the sequence are.
+    /// The cache layer with a layer's keys and values of the sequence.
     fn own(&self, layer: usize) -> KvLayerId {
         self.own.get(layer).copied().unwrap_or(KvLayerId(layer as u32))
     }
 
-    /// Where a layer's keys and values of the encoder's states are.
+    /// The cache layer with a layer's keys and values of the encoder's states.
     fn encoder_states(&self, layer: usize) -> KvLayerId {
         KvLayerId((self.n_own + layer) as u32)
     }
@@ -216,27 +231,27 @@ struct Builder<'a, 'f> {
     layer: Option<usize>,
     values: Vec<Value>,
     weights: Vec<Weight>,
-    /// So that a tied head is the embedding's weight.
+    /// Weights by name, so that a tied head is the embedding's weight.
     by_name: HashMap<String, WeightId>,
-    /// One table of frequencies for all layers that rotate alike.
+    /// RoPE tables, one for all layers with equal RoPE.
     ropes: Vec<(RopeSpec, WeightId)>,
-    /// One column of factors for all layers whose queries are scaled alike.
+    /// Temperature factors, one column for all layers with equal temperatures.
     temperatures: Vec<(TemperatureSpec, ValueId)>,
-    /// Ids of all heads, for tokens and for outputs.
+    /// Ids of all heads, for token rows and for output rows.
     ordinals: Vec<(RowCount, usize, ValueId)>,
     nodes: Vec<Node>,
     kept: Vec<ValueId>,
-    /// Numbers of each state.
+    /// Length of each recurrent state, in numbers.
     states: Vec<usize>,
-    /// Where rows are given instead of tokens, what comes with them.
+    /// Parts of the input rows, if the input is embeddings instead of tokens.
     given: Option<Given>,
     adapters: Option<&'a mut Adapters<'f>>,
-    /// Which adapter each row has, for tokens and for outputs.
+    /// The adapter id of each row, for token rows and for output rows.
     adapter_ids: Vec<(RowCount, ValueId)>,
 }
 
 impl<'a, 'f> Builder<'a, 'f> {
-    /// Nothing yet.
+    /// An empty builder.
     fn new(
         spec: &'a ModelSpec,
         tensors: &'a mut Tensors<'f>,
@@ -263,7 +278,7 @@ impl<'a, 'f> Builder<'a, 'f> {
         }
     }
 
-    /// The plan, checked.
+    /// The finished plan, after its check.
     fn finish(self, kv: KvLayers, output: ValueId, argmax: ValueId, output_kind: OutputKind) -> Result<Plan> {
         let Builder { values, weights, nodes, kept, states, .. } = self;
         let kv = KvLayout { states, ..KvLayout::new(kv.layers) };
@@ -273,7 +288,7 @@ impl<'a, 'f> Builder<'a, 'f> {
     }
 }
 
-/// Pieces that all parts are made of.
+/// Helpers of all parts.
 impl Builder<'_, '_> {
     fn maybe_norm(&mut self, there: bool, x: ValueId, role: TensorRole, name: &str) -> Result<ValueId> {
         if there { self.norm(x, role, self.spec.hidden, name) } else { Ok(x) }
@@ -319,7 +334,7 @@ impl Builder<'_, '_> {
         self.adapted(x, role, out, name)
     }
 
-    /// `out`, the product of `x` with the matrix of a role, with what the adapters of its rows add to it.
+    /// Adds the contributions of adapters to `out`, the product of `x` with the matrix of a role.
     fn adapted(&mut self, x: ValueId, role: TensorRole, out: ValueId, name: &str) -> Result<ValueId> {
         let Some(adapters) = &mut self.adapters else { return Ok(out) };
         let cols = |id: ValueId| self.values.get(id.0 as usize).map_or(0, |v| v.cols);
@@ -357,7 +372,7 @@ impl Builder<'_, '_> {
         out
     }
 
-    /// The bias of a role, if it has one; an error if it must.
+    /// The bias of a role, if the file has one; an error if the family requires it.
     fn bias(&mut self, role: TensorRole) -> Result<Option<WeightId>> {
         match self.tensors.bias(self.spec, role, self.layer)? {
             Some(bias) => Ok(Some(self.weight(bias))),
@@ -399,7 +414,8 @@ impl Builder<'_, '_> {
         self.value(name, rows, cols)
     }
 
-    /// The output rows of a value `(n_outputs, columns)`: itself where it has no others.
+    /// The output rows of a value, `(n_outputs, columns)`; the value itself if it has no other
+    /// rows.
     fn output_rows(&mut self, x: ValueId, name: &str) -> ValueId {
         if self.rows(x) == RowCount::Outputs {
             return x;

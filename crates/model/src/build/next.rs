@@ -1,8 +1,10 @@
-//! The layer after the last, which predicts one token more: multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2).
+//! The layer for multi-token prediction, after the last layer (DeepSeek-V3, arXiv:2412.19437,
+//! section 2.2).
 //!
-//! `x_i = eh_proj [norm(embedding of token i + 1); norm(h_i)]`, where `h_i` is what the main model's head reads, then a layer of
-//! the family, a norm of its own and the main model's head. The result is of token `i + 2`. Where the layer guesses further, its own
-//! normed result takes the place of `h_(i + 1)`.
+//! `x_i = eh_proj [norm(embedding of token i + 1); norm(h_i)]`, where `h_i` is the state that the
+//! main model's head reads. A layer of the family, a norm of its own and the main model's head
+//! follow. The result predicts token `i + 2`. To draft further tokens, the layer's own normalised
+//! result replaces `h_(i + 1)`.
 
 use device::{Op, OutputKind, Plan, RowCount};
 
@@ -12,16 +14,17 @@ use crate::names::TensorRole;
 use crate::spec::ModelSpec;
 use crate::tensors::Tensors;
 
-/// Build it, for contexts up to `n_ctx`: of tokens, and of the input `(n, hidden)`, the state before each. Its keys and values are
-/// one more layer of the cache, beside the `states` of the model's own recurrent layers. What it gives the head
-/// `(n_outputs, hidden)` is kept.
+/// Builds the layer for contexts up to `n_ctx`, from tokens and an input `(n, hidden)` of the
+/// states before them. Its keys and values are one more layer of the KV cache, beside the `states`
+/// of the model's recurrent layers. The plan keeps the rows that its head reads, `(n_outputs,
+/// hidden)`.
 pub(crate) fn build_next(
     spec: &ModelSpec,
     tensors: &mut Tensors<'_>,
     n_ctx: usize,
     states: Vec<usize>,
 ) -> Result<Plan> {
-    tensors.turn_to(spec.family);
+    tensors.use_names_of(spec.family);
     let kv = KvLayers::of(spec);
     let mut builder = Builder::new(spec, tensors, n_ctx, None);
     builder.states = states;

@@ -1,4 +1,4 @@
-//! What a recurrent layer adds to the residual stream: a short convolution, the gated delta rule, or a selective scan.
+//! Recurrent layers: a short convolution, the gated delta rule, or a selective scan.
 
 use device::{Activation, Op, RowCount, StateId, ValueId, Weight, WeightId};
 
@@ -8,11 +8,11 @@ use crate::error::Result;
 use crate::names::TensorRole;
 use crate::recurrent::RecurrentSpec;
 
-/// Added to the sum of squares where queries and keys are brought to length 1.
+/// Epsilon added to the sum of squares when queries and keys are normalised to length 1.
 const UNIT_EPS: f32 = 1e-6;
 
 impl Builder<'_, '_> {
-    /// `out(recurrence(input))`; of the output rows alone where the way `ends` with it.
+    /// `out(recurrence(input))`. If the pass `ends` here, only output rows are projected.
     pub fn recurrence(&mut self, input: ValueId, recurrent: &RecurrentSpec, ends: bool) -> Result<ValueId> {
         let mixed = match recurrent.kind {
             RecurrentKind::ShortConv => self.short_convolution(input, recurrent)?,
@@ -23,7 +23,7 @@ impl Builder<'_, '_> {
         self.linear(mixed, TensorRole::RecurrentOut, "recurrence out")
     }
 
-    /// `q * convolution(k * v)`
+    /// `q * convolution(k * v)`.
     fn short_convolution(&mut self, input: ValueId, recurrent: &RecurrentSpec) -> Result<ValueId> {
         let k = self.linear(input, TensorRole::RecurrentK, "gate before")?;
         let q = self.linear(input, TensorRole::RecurrentQ, "gate after")?;
@@ -33,7 +33,7 @@ impl Builder<'_, '_> {
         Ok(self.gated(q, y, Activation::Identity, "gated convolution"))
     }
 
-    /// `norm(delta rule) * silu(gate)`, of what convolutions make of q, k and v.
+    /// `norm(delta rule) * silu(gate)`, over convolved q, k and v.
     fn gated_delta(&mut self, input: ValueId, recurrent: &RecurrentSpec) -> Result<ValueId> {
         let RecurrentSpec { n_heads, n_groups, rows, .. } = *recurrent;
         let [q, k, v, gate] = self.delta_projections(input, recurrent)?;
@@ -65,20 +65,20 @@ impl Builder<'_, '_> {
         self.gate_and_norm(out, gate, recurrent)
     }
 
-    /// `gated norm(scan)`, of what convolutions make of v, k and q.
+    /// `gated norm(scan)`, over convolved v, k and q.
     fn selective_scan(&mut self, input: ValueId, recurrent: &RecurrentSpec) -> Result<ValueId> {
         let RecurrentSpec { n_heads, n_groups, rows, .. } = *recurrent;
         let factor = self.spec.multipliers.scan_in;
         let parts = self.spec.multipliers.scan_parts.map(|part| part * factor);
         let gate = self.linear(input, TensorRole::RecurrentGate, "gate")?;
         let v = self.linear(input, TensorRole::RecurrentV, "scan input")?;
-        let k = self.linear(input, TensorRole::RecurrentK, "where it goes")?;
-        let q = self.linear(input, TensorRole::RecurrentQ, "what comes out")?;
+        let k = self.linear(input, TensorRole::RecurrentK, "scan k")?;
+        let q = self.linear(input, TensorRole::RecurrentQ, "scan q")?;
         let step = self.step(input, parts[4])?;
         let gate = self.scaled(gate, parts[0], "gate scaled");
         let v = self.convolved(v, TensorRole::ConvV, recurrent, parts[1], "scan input")?;
-        let k = self.convolved(k, TensorRole::ConvK, recurrent, parts[2], "where it goes")?;
-        let q = self.convolved(q, TensorRole::ConvQ, recurrent, parts[3], "what comes out")?;
+        let k = self.convolved(k, TensorRole::ConvK, recurrent, parts[2], "scan k")?;
+        let q = self.convolved(q, TensorRole::ConvQ, recurrent, parts[3], "scan q")?;
         let step = self.activated(step, Activation::Softplus, "step");
         let rate = self.rate()?;
         let skip = self.tensors.flat(self.spec, TensorRole::Skip, self.layer, 1.0)?;
@@ -91,7 +91,8 @@ impl Builder<'_, '_> {
         Ok(self.scaled(out, self.spec.multipliers.scan_out, "scan scaled"))
     }
 
-    /// Q, k, v and the gate, by themselves or grouped by key head in one matrix.
+    /// Projections to q, k, v and the gate, from separate matrices or from one that is grouped by
+    /// key head.
     fn delta_projections(&mut self, input: ValueId, recurrent: &RecurrentSpec) -> Result<[ValueId; 4]> {
         if !self.layer.is_some_and(|l| self.tensors.has_in(TensorRole::RecurrentAll, l)) {
             let q = self.linear(input, TensorRole::RecurrentQ, "q")?;
@@ -116,7 +117,8 @@ impl Builder<'_, '_> {
         }))
     }
 
-    /// Beta and step before their functions, by themselves or grouped by key head in one matrix.
+    /// Beta and the time step before their activations, from separate matrices or from one that is
+    /// grouped by key head.
     fn delta_gates(&mut self, input: ValueId, recurrent: &RecurrentSpec) -> Result<[ValueId; 2]> {
         if !self.layer.is_some_and(|l| self.tensors.has_in(TensorRole::RecurrentBetaStep, l)) {
             let beta = self.linear(input, TensorRole::RecurrentBeta, "beta")?;
@@ -133,7 +135,7 @@ impl Builder<'_, '_> {
             .flat_map(|steps| std::iter::repeat_n(0.0, n).chain(steps.iter().copied()))
             .collect();
         let weight = self.matrix(TensorRole::RecurrentBetaStep)?;
-        let bias = self.made("bias of beta and step", &bias);
+        let bias = self.layer_vector("bias of beta and step", &bias);
         let all = self.value("beta and step", self.rows(input), 2 * recurrent.n_heads);
         self.push(Op::Linear { x: input, weight, bias: Some(bias), out: all });
         let all = self.adapted(input, TensorRole::RecurrentBetaStep, all, "beta and step")?;
@@ -144,7 +146,7 @@ impl Builder<'_, '_> {
         }))
     }
 
-    /// `factor * projection + bias`, before its function.
+    /// The time step before its activation: `factor * projection + bias`.
     fn step(&mut self, input: ValueId, factor: f32) -> Result<ValueId> {
         let weight = self.matrix(TensorRole::RecurrentStep)?;
         let mut bias = self.tensors.flat_values(self.spec, TensorRole::StepBias, self.layer)?.1;
@@ -155,13 +157,13 @@ impl Builder<'_, '_> {
             bias.iter_mut().zip(&values).for_each(|(bias, more)| *bias += more);
         }
         let out = self.value("step before", self.rows(input), bias.len());
-        let bias = Some(self.made("bias of step", &bias));
+        let bias = Some(self.layer_vector("bias of step", &bias));
         self.push(Op::Linear { x: input, weight, bias, out });
         let out = self.adapted(input, TensorRole::RecurrentStep, out, "step before")?;
         Ok(self.scaled(out, factor, "step scaled"))
     }
 
-    /// `silu(convolution(factor * x))`
+    /// `silu(convolution(factor * x))`.
     fn convolved(
         &mut self,
         x: ValueId,
@@ -174,7 +176,7 @@ impl Builder<'_, '_> {
         Ok(self.activated(y, Activation::Silu, &format!("{name} activated")))
     }
 
-    /// A factor on the input is one on the taps.
+    /// The factor on the input is multiplied into the taps.
     fn convolution(
         &mut self,
         x: ValueId,
@@ -193,12 +195,12 @@ impl Builder<'_, '_> {
         Ok(out)
     }
 
-    /// A norm, if the layer has one, and a gate before or after it.
+    /// Applies the norm, if the layer has one, and the gate before or after it.
     fn gate_and_norm(&mut self, x: ValueId, gate: ValueId, recurrent: &RecurrentSpec) -> Result<ValueId> {
         let has_norm = self.layer.is_some_and(|l| self.tensors.has_in(TensorRole::RecurrentNorm, l));
         let group = match recurrent.kind {
             RecurrentKind::GatedDelta => recurrent.head_dim,
-            _ => recurrent.inner() / recurrent.n_groups,
+            RecurrentKind::ShortConv | RecurrentKind::SelectiveScan => recurrent.inner() / recurrent.n_groups,
         };
         let gate_first = has_norm && !recurrent.gate_after_norm;
         let kind = if recurrent.by_rows { Activation::Sigmoid } else { Activation::Silu };
@@ -217,7 +219,8 @@ impl Builder<'_, '_> {
         Ok(x)
     }
 
-    /// `x / sqrt(sum of squares + eps)` of each head of `cols` columns: `x / sqrt(mean + eps / cols) / sqrt(cols)`.
+    /// `x / sqrt(sum of squares + eps)` of each head of `cols` columns, computed as `x / sqrt(mean
+    /// + eps / cols) / sqrt(cols)`.
     fn unit(&mut self, x: ValueId, cols: usize, name: &str) -> ValueId {
         let weight = self.shared_vector("head of length 1", &vec![(cols as f32).sqrt().recip(); cols]);
         let out = self.like(x, name);
@@ -243,29 +246,29 @@ impl Builder<'_, '_> {
         out
     }
 
-    /// `factor * x`, where the factor does anything.
+    /// `factor * x`, or `x` if the factor is 1.
     pub fn scaled(&mut self, x: ValueId, factor: f32, name: &str) -> ValueId {
         if factor == 1.0 { x } else { self.scale(x, factor, name) }
     }
 
-    /// A vector of this layer that is made at load.
-    fn made(&mut self, name: &str, values: &[f32]) -> WeightId {
+    /// A vector of this layer that is computed at load.
+    fn layer_vector(&mut self, name: &str, values: &[f32]) -> WeightId {
         let name = self.layer.map_or_else(|| name.to_owned(), |l| format!("layer {l} {name}"));
         self.weight(Weight::vector(name, values))
     }
 
-    /// A vector that is made at load and the same in all layers.
+    /// A vector that is computed at load and shared by all layers.
     fn shared_vector(&mut self, name: &str, values: &[f32]) -> WeightId {
         self.weight(Weight::vector(format!("{name} ({})", values.len()), values))
     }
 
-    /// A new state of `len` numbers.
+    /// A new recurrent state of `len` numbers.
     fn state(&mut self, len: usize) -> StateId {
         self.states.push(len);
         StateId(self.states.len() as u32 - 1)
     }
 
-    /// Queries and, where each head of the projection has its gate after it, those.
+    /// The queries, and the gates of their heads if the projection outputs both.
     pub fn queries(&mut self, input: ValueId, head_dim: usize) -> Result<(ValueId, Option<ValueId>)> {
         let all = self.linear(input, TensorRole::AttnQ, "q")?;
         if !self.spec.family.attention_gate {
@@ -280,7 +283,7 @@ impl Builder<'_, '_> {
         Ok((part("queries", 0), Some(part("attention gate", head_dim))))
     }
 
-    /// `x * sigmoid(gate)`
+    /// `x * sigmoid(gate)`.
     pub fn gate_attention(&mut self, x: ValueId, gate: ValueId) -> ValueId {
         self.gated(gate, x, Activation::Sigmoid, "gated attention")
     }

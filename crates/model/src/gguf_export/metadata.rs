@@ -1,10 +1,12 @@
-//! The keys of a GGUF file from the numbers of a spec. Integers are 32 bits and other numbers f32, as llama.cpp reads them.
+//! Writes the keys of a GGUF file from the numbers of a spec. Integers have 32 bits and other
+//! numbers are f32, as llama.cpp reads them.
 
 use device::{Pooling, RouterScores};
-use weights::{Array, Bytes, Checkpoint, Metadata, Naming, Value};
+use weights::{Array, Checkpoint, Metadata, Naming, Value};
 
-use super::recipe::Recipe;
+use super::recipe::TensorRecipe;
 use super::recurrent;
+use super::sink::{Sink, count, counts, real, sections, strings};
 use crate::descriptor::{
     ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, QkNorm, RecurrentKind,
     RecurrentPlace, WindowPattern,
@@ -16,7 +18,7 @@ use crate::names::{Key, TensorRole};
 use crate::rope::{RopeScaling, RopeSpec};
 use crate::spec::{LayerSpec, ModelSpec};
 
-/// How GGUF numbers the pooling of a model that judges pairs.
+/// GGUF's number for the pooling of a ranking model.
 const RANK: i128 = 4;
 
 /// The keys that name the model.
@@ -28,8 +30,8 @@ pub(super) fn general(architecture: &str, name: &str) -> Metadata {
     metadata
 }
 
-/// The tokenizer's keys, or a word that there is none, and how many types of tokens the model tells apart.
-pub(super) fn vocabulary(tokenizer: Option<&Metadata>, recipes: &[Recipe], metadata: &mut Metadata) {
+/// Writes the tokenizer's keys, or the word for none, and the number of token types.
+pub(super) fn vocabulary(tokenizer: Option<&Metadata>, recipes: &[TensorRecipe], metadata: &mut Metadata) {
     match tokenizer {
         Some(tokenizer) => {
             for (key, value) in tokenizer.iter() {
@@ -46,58 +48,7 @@ pub(super) fn vocabulary(tokenizer: Option<&Metadata>, recipes: &[Recipe], metad
     }
 }
 
-/// A number as it is written: f32.
-fn real(value: f64) -> Value {
-    Value::Float(f64::from(value as f32))
-}
-
-pub(super) fn count(value: usize) -> Value {
-    Value::Int(value as i128)
-}
-
-fn strings(items: &[&str]) -> Value {
-    let mut at = 0;
-    let span = |item: &&str| {
-        at += item.len() as u32;
-        (at - item.len() as u32, item.len() as u32)
-    };
-    let spans = items.iter().map(span).collect();
-    Value::Array(Array::Str { bytes: Bytes::from_slice(items.concat().as_bytes()), spans })
-}
-
-/// The one value of all layers, or a list.
-fn counts(values: &[usize]) -> Value {
-    match values {
-        [first, rest @ ..] if rest.iter().all(|v| v == first) => count(*first),
-        _ => Value::Array(Array::Int(values.iter().map(|v| *v as i64).collect())),
-    }
-}
-
-/// Keys that begin with the architecture's name.
-pub(super) struct Sink<'a> {
-    architecture: &'a str,
-    metadata: &'a mut Metadata,
-}
-
-impl Sink<'_> {
-    /// A number under the key's first name.
-    pub fn put(&mut self, key: Key, value: Value) {
-        self.put_as(key.row().gguf.first().copied().unwrap_or_default(), value);
-    }
-
-    /// The number of layers with a window.
-    fn put_window(&mut self, key: Key, value: Value) {
-        let name = key.row().gguf.first().copied().unwrap_or_default();
-        self.put_as(&format!("{name}_swa"), value);
-    }
-
-    /// A number under a name.
-    pub fn put_as(&mut self, name: &str, value: Value) {
-        self.metadata.insert(format!("{}.{name}", self.architecture), value);
-    }
-}
-
-/// All numbers of the spec.
+/// Writes all numbers of the spec.
 pub(super) fn numbers(
     checkpoint: &Checkpoint,
     spec: &ModelSpec,
@@ -109,7 +60,7 @@ pub(super) fn numbers(
     let source = Keys::new(&checkpoint.metadata, checkpoint.naming, spec.family, "");
     let mut sink = Sink { architecture, metadata };
     let layers = &spec.layers;
-    // The layer that predicts one token more is counted among them.
+    // The layer count includes layers for multi-token prediction.
     sink.put(Key::Layers, count(layers.len()));
     if spec.n_next > 0 {
         sink.put(Key::NextLayers, count(spec.n_next));
@@ -119,19 +70,20 @@ pub(super) fn numbers(
     sink.put_as("vocab_size", count(spec.n_vocab));
     sink.put(Key::Ffn, counts(&ffn(&source, spec)?));
     let heads: Vec<usize> = attending(spec).map(|l| l.n_heads).collect();
-    // Where the matrix that expands latents is written whole, each head has its own keys; else the latent is the one key of all.
+    // If the whole projection from the latent is written, each head has its own keys. Otherwise the
+    // latent is the one key of all heads.
     let whole = spec.family.recurrent.is_none();
     let of_kv = |l: &LayerSpec| match (l.attends, l.latent) {
         (false, _) => 0,
         (true, Some(_)) if whole => l.n_heads,
         (true, _) => l.n_kv_heads,
     };
-    // Of one number for all, where those layers that attend are the only ones that ask.
+    // Layers without attention have no heads, so one number of the attending layers is enough.
     match heads.len() == layers.len() {
         true => sink.put(Key::Heads, counts(&heads)),
         false => sink.put(Key::Heads, count(heads.first().copied().unwrap_or(0))),
     }
-    // Where an interval says which layers attend, readers ask for one number.
+    // If an interval tells which layers attend, readers expect a single number.
     let kv_heads: Vec<usize> = match layers.iter().find_map(|l| l.recurrent) {
         Some(r) if r.kind == RecurrentKind::GatedDelta && !r.by_rows => attending(spec).map(of_kv).collect(),
         _ => layers.iter().map(of_kv).collect(),
@@ -140,7 +92,7 @@ pub(super) fn numbers(
     let names = Key::NormEps.row().gguf;
     let one_mixer = spec.family.recurrent.is_some_and(|r| r.place == RecurrentPlace::OneMixer);
     let names = match (one_mixer, spec.family.norm_kind) {
-        // Readers of such families ask for the second, whatever the kind of the norms.
+        // Readers of these families expect the second key, whatever the kind of norm.
         (true, _) => names,
         (false, NormKind::Rms) => &names[..1],
         (false, NormKind::Layer) => &names[1..],
@@ -160,7 +112,7 @@ pub(super) fn numbers(
         }
     }
 
-    let has_role = |role| spec.family.tensors.iter().copied().flatten().any(|row| row.role == role);
+    let has_role = |role| spec.family.tensors.iter().copied().flatten().any(|row| row.holds(role));
     if has_role(TensorRole::PerLayerEmbedding) {
         sink.put(Key::PerLayerWidth, count(spec.per_layer_width));
         sink.put(Key::SharedKvLayers, count(layers.iter().filter(|l| l.kv_from.is_some()).count()));
@@ -177,20 +129,8 @@ pub(super) fn numbers(
     embedding(checkpoint, spec, &mut sink, notes)
 }
 
-/// How the pairs of a head are shared out among the axes of positions, as the source says it; GGUF has four of them.
-pub(super) fn sections(source: &Metadata, usual: Vec<i64>, sink: &mut Sink<'_>) {
-    let objects =
-        ["text_config.rope_parameters", "rope_parameters", "text_config.rope_scaling", "rope_scaling"];
-    let said = |object: &&str| match source.get(&format!("{object}.mrope_section")) {
-        Some(Value::Array(Array::Int(list))) => Some(list.clone()),
-        _ => None,
-    };
-    let mut sections = objects.iter().find_map(said).unwrap_or(usual);
-    sections.resize(4, 0);
-    sink.put_as("rope.dimension_sections", Value::Array(Array::Int(sections)));
-}
-
-/// Columns of each layer's network. Those of layers that have experts instead are what the source says, which nothing reads.
+/// Columns of each layer's network. For layers with experts instead the source's number is written,
+/// which no reader uses.
 fn ffn(source: &Keys<'_>, spec: &ModelSpec) -> Result<Vec<usize>> {
     let said = source.counts(Key::Ffn, spec.n_layers())?.unwrap_or_default();
     let instead = matches!(
@@ -205,13 +145,13 @@ fn ffn(source: &Keys<'_>, spec: &ModelSpec) -> Result<Vec<usize>> {
     Ok(spec.layers.iter().enumerate().map(of).collect())
 }
 
-/// The layers that attend.
+/// The layers with attention.
 fn attending(spec: &ModelSpec) -> impl Iterator<Item = &LayerSpec> {
     spec.layers.iter().filter(|l| l.attends)
 }
 
-/// Of the layers that attend the first that sees everything, if there is one, or else the first; and the first that sees a
-/// window.
+/// The first attending layer with full attention, or else the first attending layer; and the first
+/// with a window.
 fn full_and_window(spec: &ModelSpec) -> (Option<&LayerSpec>, Option<&LayerSpec>) {
     let full = attending(spec).find(|l| l.window.is_none());
     (full.or(attending(spec).next()), attending(spec).find(|l| l.window.is_some()))
@@ -226,7 +166,8 @@ fn heads_and_windows(spec: &ModelSpec, sink: &mut Sink<'_>) {
         }
         let (key, value) = (count(latent.plain + latent.turning), count(latent.value));
         if spec.family.recurrent.is_some() {
-            // Readers of such families know the heads' matrices apart only, and ask for the columns that would rotate.
+            // Readers of these families expect separate matrices for the heads, and the number of
+            // key columns with RoPE.
             sink.put_as("attention.key_length", count(latent.rank + latent.turning));
             sink.put_as("attention.value_length", count(latent.rank));
             sink.put_as("attention.key_length_mla", key);
@@ -282,7 +223,7 @@ fn stretching(
 ) -> Result<()> {
     let kind = |word: &str| Value::Str(word.to_owned());
     match rope.scaling {
-        // Divisors in tensors say it all.
+        // The divisors are written as tensors.
         RopeScaling::None | RopeScaling::ByWavelength { .. } | RopeScaling::Proportional { .. } => {}
         RopeScaling::Linear { factor } => {
             sink.put(Key::RopeKind, kind("linear"));
@@ -305,7 +246,7 @@ fn stretching(
                 sink.put(Key::RopeLogMultiplier, real(all / 10.0));
                 return Ok(());
             }
-            // Readers multiply it with the usual one.
+            // Readers multiply the factor by YaRN's default.
             let usual = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
             sink.put(Key::RopeAttention, real(attention_factor / usual));
         }
@@ -324,7 +265,7 @@ fn temperature(spec: &ModelSpec, sink: &mut Sink<'_>) {
     sink.put(Key::TemperatureLength, count(temperature.length as usize));
 }
 
-/// Factors and caps, where they are not what the family has in any case.
+/// Writes factors and caps that differ from the family's defaults.
 fn scales(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> Result<()> {
     if let Some(layer) = attending(spec).next() {
         let usual = match target.attention_scale {
@@ -332,8 +273,8 @@ fn scales(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &m
             AttentionScale::HiddenPerHead { n_layers } if n_layers == spec.n_layers() => {
                 (layer.n_heads as f64 / spec.hidden as f64).sqrt()
             }
-            _ => match layer.latent {
-                // YaRN's part of it has a key of its own.
+            AttentionScale::HeadDim | AttentionScale::HiddenPerHead { .. } => match layer.latent {
+                // YaRN's part of the scale has its own key.
                 Some(_) => f64::from(layer.attention_scale),
                 None => 1.0 / (layer.head_dim as f64).sqrt(),
             },
@@ -421,7 +362,8 @@ fn experts(spec: &ModelSpec, sink: &mut Sink<'_>) -> Result<()> {
     Ok(())
 }
 
-/// How a text becomes one vector. Readers of GGUF files bring it to length 1, cut at the context and put nothing before it.
+/// Writes the pooling. Readers of GGUF files normalise the vector, cut texts at the context and
+/// prepend nothing.
 fn embedding(
     checkpoint: &Checkpoint,
     spec: &ModelSpec,
@@ -446,14 +388,14 @@ fn embedding(
     }
     if embedding.max_tokens != spec.n_ctx_train {
         let n = embedding.max_tokens;
-        notes.push(format!("the source cuts texts at {n} tokens; GGUF has no place for it"));
+        notes.push(format!("the source cuts texts at {n} tokens; GGUF has no key for it"));
     }
     if embedding.lower_case {
-        notes.push("the source puts texts in lower case; GGUF has no place for it".to_owned());
+        notes.push("the source lower-cases texts; GGUF has no key for it".to_owned());
     }
     if !embedding.prompt.is_empty() {
         let prompt = &embedding.prompt;
-        notes.push(format!("the source puts {prompt:?} before texts; GGUF has no place for it"));
+        notes.push(format!("the source prepends {prompt:?} to texts; GGUF has no key for it"));
     }
     Ok(())
 }

@@ -1,9 +1,10 @@
-//! The tower of images as a GGUF file of its own, as llama.cpp reads it beside the text model's.
+//! Writes the vision tower as a GGUF file of its own, which llama.cpp reads beside the text
+//! model's.
 
 use device::Activation;
 use weights::{Array, Checkpoint, Metadata, Naming, Tensor, Value};
 
-use super::recipe::{Recipe, whole};
+use super::recipe::{TensorRecipe, whole};
 use super::recurrent::Change;
 use super::{GgufExport, QUANTIZATION_VERSION};
 use crate::error::{Error, Result};
@@ -11,10 +12,11 @@ use crate::spec::ModelSpec;
 use crate::vision::mmproj::{BOTH_WAYS_KEY, Pair, PairKind, TOKEN_KEY, pairs};
 use crate::vision::{BothWays, CHANNELS, Sizing, SizingKind, VisionSpec};
 
-/// The tower of a checkpoint under Hugging Face's names, which `spec` was read from; `None`: it has none.
+/// Exports the tower of a checkpoint with Hugging Face names, which `spec` was read from; `None` if
+/// it has no tower.
 ///
 /// # Errors
-/// llama.cpp has no name for the tower or one of its tensors, or a number has no place there.
+/// llama.cpp has no name for the tower or one of its tensors, or the format cannot store a number.
 pub fn to_mmproj(checkpoint: &Checkpoint, spec: &ModelSpec, name: &str) -> Result<Option<GgufExport>> {
     let Some(vision) = spec.vision.as_ref().filter(|_| checkpoint.naming == Naming::HuggingFace) else {
         return Ok(None);
@@ -73,7 +75,7 @@ fn count(n: usize) -> Value {
 fn numbers(vision: &VisionSpec) -> Result<Vec<(&'static str, Value)>> {
     let real = |value: f32| Value::Float(f64::from(value));
     let floats = |values: [f32; 3]| Value::Array(Array::Float(values.to_vec()));
-    // What the tower does to colours itself is no part of what the file says.
+    // Readers normalise colours for this tower themselves, so that part is removed here.
     let (mut mean, mut std) = (vision.recipe.mean, vision.recipe.std);
     if vision.tower.centres {
         std.iter_mut().for_each(|std| *std *= 2.0);
@@ -87,7 +89,8 @@ fn numbers(vision: &VisionSpec) -> Result<Vec<(&'static str, Value)>> {
         ("attention.head_count", count(vision.n_heads)),
         ("attention.layer_norm_epsilon", real(vision.norm_eps)),
         ("patch_size", count(vision.patch)),
-        // Where any size will do, the one at which llama.cpp plans its memory.
+        // For a tower without a fixed size, 40 patches a side: llama.cpp plans its memory by this
+        // size.
         ("image_size", count(vision.side.unwrap_or(40 * vision.patch))),
         ("image_mean", floats(mean)),
         ("image_std", floats(std)),
@@ -124,28 +127,28 @@ fn numbers(vision: &VisionSpec) -> Result<Vec<(&'static str, Value)>> {
     Ok(all)
 }
 
-/// What a tensor of the source becomes.
-fn recipes_of(vision: &VisionSpec, pair: &Pair, suffix: &str, tensor: &Tensor) -> Result<Vec<Recipe>> {
-    let plain = |name: String, shape: Vec<usize>, pieces| Recipe {
+/// The tensors that a tensor of the source becomes.
+fn recipes_of(vision: &VisionSpec, pair: &Pair, suffix: &str, tensor: &Tensor) -> Result<Vec<TensorRecipe>> {
+    let plain = |name: String, shape: Vec<usize>, pieces| TensorRecipe {
         name,
         shape,
         pieces,
         order: None,
         plain: Some(0.0),
-        turned: false,
+        transposed: false,
         change: Change::None,
     };
     let name =
         if pair.kind == PairKind::Bare { pair.gguf.clone() } else { format!("{}.{suffix}", pair.gguf) };
     let all = whole(tensor);
     Ok(match pair.kind {
-        // Files have colours first.
+        // The format stores colours before pixels.
         PairKind::Patch if suffix == "weight" && tensor.shape.len() == 2 && vision.frames == 1 => {
             let VisionSpec { hidden, patch, .. } = *vision;
             let n_pixels = patch * patch;
             let order = (0..CHANNELS).flat_map(|c| (0..n_pixels).map(move |at| at * CHANNELS + c)).collect();
             let change = Change::Columns { len: 1, order };
-            vec![Recipe { change, ..plain(name, vec![hidden, CHANNELS, patch, patch], vec![all]) }]
+            vec![TensorRecipe { change, ..plain(name, vec![hidden, CHANNELS, patch, patch], vec![all]) }]
         }
         PairKind::Patch if suffix == "weight" => {
             let VisionSpec { hidden, frames, patch, .. } = *vision;
@@ -164,20 +167,23 @@ fn recipes_of(vision: &VisionSpec, pair: &Pair, suffix: &str, tensor: &Tensor) -
         }
         PairKind::Bare => vec![plain(name, vec![tensor.n_rows() * tensor.n_cols()], vec![all])],
         PairKind::WholeNorm => {
-            vec![Recipe { plain: Some(1.0), ..plain(name, tensor.shape.clone(), vec![all]) }]
+            vec![TensorRecipe { plain: Some(1.0), ..plain(name, tensor.shape.clone(), vec![all]) }]
         }
         PairKind::Third(third) => {
             let n = all.1.len() / 3;
             let mut shape = tensor.shape.clone();
             shape[0] = n;
             let made = plain(name, shape, vec![(tensor.clone(), third * n..(third + 1) * n)]);
-            vec![Recipe { plain: (suffix == "bias").then_some(0.0), ..made }]
+            vec![TensorRecipe { plain: (suffix == "bias").then_some(0.0), ..made }]
         }
-        // What llama.cpp adds to values, or turns, it wants in F32.
+        // llama.cpp requires F32 for values that it adds or rotates.
         PairKind::Same | PairKind::Patch => {
             let keeps =
                 suffix == "weight" && tensor.shape.len() > 1 && !pair.whole && pair.gguf != "v.position_embd";
-            vec![Recipe { plain: (!keeps).then_some(0.0), ..plain(name, tensor.shape.clone(), vec![all]) }]
+            vec![TensorRecipe {
+                plain: (!keeps).then_some(0.0),
+                ..plain(name, tensor.shape.clone(), vec![all])
+            }]
         }
     })
 }

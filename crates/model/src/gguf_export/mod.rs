@@ -1,19 +1,21 @@
-//! From a checkpoint under Hugging Face's names to the same model under GGUF's, as llama.cpp's converter writes it.
+//! Writes a checkpoint with Hugging Face names under GGUF names, as llama.cpp's converter does.
 //!
-//! Names of tensors and keys come from the tables that loading uses ([`crate::names`]), read in the other direction; the
-//! numbers come from the [`ModelSpec`], so that what config.json leaves out is written too. What differs between the two
-//! conventions is descriptor data: rows of queries and keys are reordered where GGUF rotates neighbours, norms get the 1
-//! that some authors store them less. Experts become one tensor, tied heads are left out, vectors and routers are F32.
+//! Names of tensors and keys come from the tables used for loading ([`crate::names`]). Numbers come
+//! from the [`ModelSpec`], so that defaults missing in config.json are written too. Differences
+//! between the conventions are descriptor data: query and key rows are permuted if GGUF rotates
+//! neighbouring columns, and norms get the 1 that some checkpoints leave out. Experts become one
+//! tensor, tied heads are omitted, and vectors and routers are F32.
 //!
-//! The result is read back before it is given out: a number for which the format has no place is an error, never lost.
-//! llama.cpp itself ignores a few keys that are read here: the window of Mistral and Phi-3, `attention.scale` outside of
-//! Granite, `expert_weights_norm` of Qwen.
+//! The result is read back before it is returned, so that a number that the format cannot store is
+//! an error. llama.cpp ignores a few keys that this crate reads: the window of Mistral and Phi-3,
+//! `attention.scale` outside of Granite, and `expert_weights_norm` of Qwen.
 
 mod metadata;
 mod mmproj;
 mod recipe;
 mod recurrent;
 mod rows;
+mod sink;
 mod verify;
 
 use weights::{Checkpoint, Declaration, Metadata, Naming, Source, SourceError, Tensor, Value};
@@ -24,24 +26,24 @@ use crate::families::FAMILIES;
 use crate::spec::ModelSpec;
 
 pub use mmproj::to_mmproj;
-use recipe::Recipe;
+use recipe::TensorRecipe;
 
-/// The version of the block types, the only one in use.
+/// The version of the block types; only one is in use.
 const QUANTIZATION_VERSION: i128 = 2;
 
-/// A checkpoint under GGUF's names, whose tensors are made one at a time: stacked experts are copies, and those of all
-/// layers at once would take the model's size in memory.
+/// A checkpoint under GGUF names. Tensors are made one at a time, because copies of all stacked
+/// experts would need the model's size in memory.
 #[derive(Debug)]
 pub struct GgufExport {
-    /// All keys but `general.file_type`, which depends on the types that are written.
+    /// All keys except `general.file_type`, which depends on the types that are written.
     pub metadata: Metadata,
-    /// Tensors of the source that the model does not use, and that are left out: other parts of a multimodal model, heads
-    /// of its training, a head that is the embedding.
+    /// Names of tensors that the model does not use and that are not written: other parts of a
+    /// multimodal model, training heads, a head that is the embedding.
     pub unused_tensors: Vec<String>,
-    /// What else the format has no place for, in words.
+    /// Notes for people about other content that the format cannot store.
     pub notes: Vec<String>,
-    recipes: Vec<Recipe>,
-    /// Of the source, for people.
+    recipes: Vec<TensorRecipe>,
+    /// Description of the source, for people.
     format: String,
 }
 
@@ -58,7 +60,7 @@ impl Source for GgufExport {
         &self.format
     }
 
-    /// Affine types that GGUF has no twin of stay what they are, for the writer to convert or to refuse.
+    /// Affine types without an equal in GGUF stay unchanged, for the writer to convert or refuse.
     fn declarations(&self) -> Vec<Declaration<'_>> {
         self.recipes
             .iter()
@@ -66,7 +68,7 @@ impl Source for GgufExport {
             .collect()
     }
 
-    /// A view of the source where the bytes are the same.
+    /// Makes a tensor, as a view of the source if the bytes are equal.
     fn tensor(&self, i: usize) -> std::result::Result<Tensor, SourceError> {
         let n_tensors = self.recipes.len();
         let recipe = self.recipes.get(i).ok_or(SourceError::NoTensor { i, n_tensors })?;
@@ -74,13 +76,14 @@ impl Source for GgufExport {
     }
 }
 
-/// A checkpoint under Hugging Face's names, which `spec` was read from, under GGUF's.
+/// Exports a checkpoint with Hugging Face names, which `spec` was read from, under GGUF names.
 ///
-/// `name` becomes `general.name`. `tokenizer` holds the keys `tokenizer.…`, as the text crate makes them for
-/// [`ModelSpec::n_vocab`] tokens; without them the file says that it carries no vocabulary.
+/// `name` becomes `general.name`. `tokenizer` has the keys `tokenizer.…`, as the text crate writes
+/// them for [`ModelSpec::n_vocab`] tokens. Without it the file states that it has no vocabulary.
 ///
 /// # Errors
-/// The checkpoint has other names, GGUF has no name for the family or one of its tensors, or a number has no place there.
+/// The checkpoint has other names, GGUF has no name for the family or one of its tensors, or the
+/// format cannot store a number.
 pub fn to_gguf(
     checkpoint: &Checkpoint,
     spec: &ModelSpec,
@@ -122,15 +125,15 @@ pub fn to_gguf(
     Ok(GgufExport { metadata, unused_tensors, notes, recipes, format })
 }
 
-/// The name of the architecture, and the family that answers to it.
+/// The architecture's name, and the family that a reader selects by it.
 fn target(spec: &ModelSpec) -> Result<(&'static str, &'static ArchDescriptor)> {
     let family = spec.family;
     let has_experts = spec.layers.iter().any(|layer| layer.experts.is_some());
-    // Some have a name of their own for those with experts.
+    // Some families have another architecture name with experts.
     let named = |name: &&&str| has_experts && name.ends_with("_moe");
     let of_experts = family.gguf.iter().find(named).or(family.gguf.first());
     let name = family.gguf_as.or(of_experts.copied());
-    // And some beside a tower of images.
+    // Some families have another architecture name beside a vision tower.
     let beside =
         spec.vision.as_ref().and_then(|vision| vision.tower.mmproj).map_or(&[][..], |names| names.text);
     let name = beside.iter().find(|(alone, _)| Some(*alone) == name).map(|(_, seeing)| *seeing).or(name);

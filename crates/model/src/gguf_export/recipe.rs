@@ -1,4 +1,4 @@
-//! Which rows of the source make which tensor of a GGUF file.
+//! Recipes: the rows of the source that make each tensor of a GGUF file.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -15,44 +15,43 @@ use crate::rope::{RopeScaling, RopeSpec};
 use crate::spec::ModelSpec;
 use crate::tensors::{Tensors, lies_as, old_suffix, shape};
 
-/// Rows of a tensor of the source.
+/// A tensor of the source, and a range of its rows.
 pub(super) type Piece = (Tensor, Range<usize>);
 
-/// How one tensor is made.
+/// The recipe of one tensor.
 #[derive(Clone, Debug)]
-pub(super) struct Recipe {
-    /// Its name in a GGUF file.
+pub(super) struct TensorRecipe {
+    /// Name in the GGUF file.
     pub name: String,
-    /// Outermost dimension first.
+    /// Shape, outermost dimension first.
     pub shape: Vec<usize>,
-    /// Rows of the source's tensors, one after the other; all of one type and width. The elements of a vector are rows.
+    /// Rows of the source's tensors, concatenated; all of one type and width. The elements of a
+    /// vector are rows.
     pub pieces: Vec<Piece>,
-    /// Row `r` of the result is row `order[r]` of those; `None`: as they are.
+    /// Order of the rows: row `r` of the result is row `order[r]` of the pieces. `None`: unchanged.
     pub order: Option<Vec<usize>>,
-    /// Values are F32 in the file, with this added.
+    /// Offset added to the values, which are written as F32. `None`: the type is unchanged.
     pub plain: Option<f32>,
-    /// The matrices of the pieces have their shapes turned, but not yet their bytes.
-    pub turned: bool,
-    /// What happens to the values then.
+    /// True if the matrices of the pieces must be transposed. Their shapes already are.
+    pub transposed: bool,
+    /// Change of the values after that.
     pub change: Change,
 }
 
-impl Recipe {
-    /// The type of the result.
+impl TensorRecipe {
+    /// The block type of the result.
     pub fn block(&self) -> BlockType {
-        match (self.plain, self.pieces.first()) {
-            (Some(_), _) | (None, None) => BlockType::F32,
-            (None, Some((tensor, _))) => match tensor.block {
-                BlockType::Affine(affine) if self.change == Change::None => {
-                    codec::repack::block_twin(affine).unwrap_or(tensor.block)
-                }
-                block => self.change.block(block),
-            },
+        let (None, Some((tensor, _))) = (self.plain, self.pieces.first()) else { return BlockType::F32 };
+        if let BlockType::Affine(affine) = tensor.block
+            && self.change == Change::None
+        {
+            return codec::repack::block_twin(affine).unwrap_or(tensor.block);
         }
+        self.change.block(tensor.block)
     }
 
-    /// A vector in memory.
-    fn vector(name: &str, values: &[f32]) -> Recipe {
+    /// A recipe for a vector computed in memory.
+    fn vector(name: &str, values: &[f32]) -> TensorRecipe {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let tensor = Tensor {
             name: name.to_owned(),
@@ -61,13 +60,13 @@ impl Recipe {
             data: Bytes::from_slice(&bytes),
             planes: Planes::default(),
         };
-        Recipe {
+        TensorRecipe {
             name: tensor.name.clone(),
             shape: tensor.shape.clone(),
             pieces: vec![whole(&tensor)],
             order: None,
             plain: None,
-            turned: false,
+            transposed: false,
             change: Change::None,
         }
     }
@@ -79,8 +78,8 @@ pub(super) fn whole(tensor: &Tensor) -> (Tensor, Range<usize>) {
     (tensor.clone(), 0..n_rows)
 }
 
-/// One of the source's tensors that the model uses, or the experts of one role in a layer.
-struct Found<'a> {
+/// A tensor of the source that the model uses, or the experts of one role in a layer.
+struct RoleTensors<'a> {
     role: TensorRole,
     row: &'static TensorName,
     layer: Option<usize>,
@@ -93,7 +92,7 @@ pub(super) fn of_all(
     checkpoint: &Checkpoint,
     spec: &ModelSpec,
     target: &'static ArchDescriptor,
-) -> Result<Vec<Recipe>> {
+) -> Result<Vec<TensorRecipe>> {
     let mut tensors = Tensors::new(checkpoint, spec.family);
     if spec.n_next > 0 {
         tensors.names_next(spec.n_layers());
@@ -101,8 +100,11 @@ pub(super) fn of_all(
     let exporter = Exporter { spec, target, tensors };
     let mut roles: Vec<(TensorRole, bool)> = Vec::new();
     for row in spec.family.tensors.iter().copied().flatten() {
-        if !roles.iter().any(|(role, _)| *role == row.role) {
-            roles.push((row.role, row.is_of_layers()));
+        let own = if row.stacked.is_empty() { std::slice::from_ref(&row.role) } else { row.stacked };
+        for role in own {
+            if !roles.iter().any(|(other, _)| other == role) {
+                roles.push((*role, row.is_of_layers()));
+            }
         }
     }
     let of = |in_layers: bool| {
@@ -114,7 +116,7 @@ pub(super) fn of_all(
     for layer in layers {
         for role in of(layer.is_some()) {
             if role == TensorRole::Output && spec.tied_head {
-                // Factors of their own make two matrices of one.
+                // Different factors on embedding and head split a tied matrix into two.
                 if recurrent::multiplies(spec) {
                     recipes.extend(exporter.head_apart()?);
                 }
@@ -141,8 +143,8 @@ pub(super) fn of_all(
     Ok(recipes)
 }
 
-/// The rows of the head for the two answers of a model that judges pairs.
-pub(super) fn of_answers(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<Recipe>> {
+/// The head's rows for the two answers of a ranking language model.
+pub(super) fn of_answers(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<TensorRecipe>> {
     let Some(answers) = EmbeddingSpec::from_checkpoint(checkpoint, spec)?.and_then(|e| e.answers) else {
         return Ok(None);
     };
@@ -150,36 +152,37 @@ pub(super) fn of_answers(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Op
     let tensors = Tensors::new(checkpoint, spec.family);
     let names = tensors.rows(role).into_iter().filter_map(|row| tensors.name(row, None, "weight"));
     let head = names.into_iter().find_map(|name| tensors.named(&name));
-    Ok(head.map(|head| Recipe {
+    Ok(head.map(|head| TensorRecipe {
         name: "cls.output.weight".to_owned(),
         shape: vec![answers.rows.len(), spec.hidden],
         pieces: answers.rows.iter().map(|row| (head.clone(), *row..row + 1)).collect(),
         order: None,
         plain: None,
-        turned: false,
+        transposed: false,
         change: Change::None,
     }))
 }
 
-/// The divisors of rotation frequencies that GGUF keeps in tensors.
-pub(super) fn of_rope(spec: &ModelSpec) -> Vec<Recipe> {
+/// The divisors of RoPE frequencies, which GGUF stores as tensors.
+pub(super) fn of_rope(spec: &ModelSpec) -> Vec<TensorRecipe> {
     let full = spec.layers.iter().filter(|l| l.window.is_none()).chain(&spec.layers);
     let Some(rope) = full.filter_map(|l| l.rope.as_ref()).next() else { return Vec::new() };
     match &rope.scaling {
         RopeScaling::LongRope { short, long, .. } => {
             vec![
-                Recipe::vector("rope_factors_long.weight", long),
-                Recipe::vector("rope_factors_short.weight", short),
+                TensorRecipe::vector("rope_factors_long.weight", long),
+                TensorRecipe::vector("rope_factors_short.weight", short),
             ]
         }
         RopeScaling::ByWavelength { .. } | RopeScaling::Proportional { .. } => {
-            vec![Recipe::vector("rope_freqs.weight", &divisors(rope))]
+            vec![TensorRecipe::vector("rope_freqs.weight", &divisors(rope))]
         }
         RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Yarn { .. } => Vec::new(),
     }
 }
 
-/// What each pair's frequency is divided by; a pair that stands still is divided by so much that it does.
+/// Divisor of each pair's frequency. For a pair that does not rotate it is so large that the
+/// frequency becomes negligible.
 fn divisors(rope: &RopeSpec) -> Vec<f32> {
     const STILL: f32 = 1e30;
     let plain = RopeSpec { scaling: RopeScaling::None, ..rope.clone() };
@@ -198,13 +201,14 @@ struct Exporter<'a> {
 }
 
 impl<'a> Exporter<'a> {
-    /// The tensors of a role, if the model uses any: those of the first row of the table that has some, as when loading.
+    /// The tensors of a role, if the model uses any, by the first row of the table that finds some,
+    /// as at load.
     fn find(
         &self,
         role: TensorRole,
         layer: Option<usize>,
         suffix: &'static str,
-    ) -> Result<Option<Found<'a>>> {
+    ) -> Result<Option<RoleTensors<'a>>> {
         for alias in [suffix, old_suffix(suffix)] {
             let rows = self.tensors.rows(role);
             let name_of = |row| self.tensors.name(row, layer, alias);
@@ -218,14 +222,15 @@ impl<'a> Exporter<'a> {
                 let again = rows.iter().skip(i + 1).any(|other| name_of(other).as_ref() == Some(&name));
                 let lies = |t: &Tensor| !again || lies_as(self.spec, row, layer, t, self.spec.naming);
                 if found.first().is_some_and(|t| !self.spec.unused_tensors.contains(&t.name) && lies(t)) {
-                    return Ok(Some(Found { role, row, layer, suffix, tensors: found }));
+                    return Ok(Some(RoleTensors { role, row, layer, suffix, tensors: found }));
                 }
             }
         }
         Ok(None)
     }
 
-    /// The tensors of all experts of a layer, or of whatever else is numbered; none if there is no first.
+    /// The tensors of all experts of a layer, or of other numbered modules; empty if there is no
+    /// first.
     fn experts(&self, role: TensorRole, name: &str, layer: Option<usize>) -> Result<Vec<&'a Tensor>> {
         let expert = |e: usize| name.replace("{e}", &e.to_string());
         let n = shape(self.spec, role, layer).first().copied().unwrap_or(0);
@@ -242,8 +247,8 @@ impl<'a> Exporter<'a> {
         (0..n).map(find).collect()
     }
 
-    fn recipe(&self, found: &Found<'a>) -> Result<Recipe> {
-        let Found { role, row, layer, suffix, ref tensors } = *found;
+    fn recipe(&self, found: &RoleTensors<'a>) -> Result<TensorRecipe> {
+        let RoleTensors { role, row, layer, suffix, ref tensors } = *found;
         let what = tensors.first().map_or_else(String::new, |t| format!("tensor {}", t.name));
         let bad = |found: String, expected: &str| Error::Export {
             what: what.clone(),
@@ -253,9 +258,10 @@ impl<'a> Exporter<'a> {
         if row.interleaved {
             return Err(bad("rows of two matrices that alternate".to_owned(), "each matrix by itself"));
         }
-        // A row without a name here: another of the role has it, and the parts are taken apart.
+        // A row without a GGUF name: another row of the role has one, and the stacked parts are
+        // split.
         let apart = row.gguf.is_empty() && !row.stacked.is_empty();
-        // A network that is called shared where there are experts has the usual name where there are none.
+        // A network named as shared in models with experts has the usual name in models without.
         let has_experts = layer.and_then(|l| self.spec.layers.get(l)).is_some_and(|l| l.experts.is_some());
         let (name, named) = std::iter::once(row)
             .chain(self.tensors.rows(role))
@@ -268,10 +274,10 @@ impl<'a> Exporter<'a> {
             return Err(bad(format!("{:?} of {} in {}", other.shape, other.block, other.name), &expected));
         }
 
-        let turned = suffix == "weight" && row.is_transposed(self.spec.naming);
+        let transposed = suffix == "weight" && row.is_transposed(self.spec.naming);
         let turn = |tensor: &Tensor| {
             let mut tensor = tensor.clone();
-            if let (true, [.., rows, cols]) = (turned, &mut tensor.shape[..]) {
+            if let (true, [.., rows, cols]) = (transposed, &mut tensor.shape[..]) {
                 std::mem::swap(rows, cols);
             }
             tensor
@@ -289,7 +295,7 @@ impl<'a> Exporter<'a> {
                 [all, cols] => (1, all, cols),
                 _ => return Err(bad(format!("shape {:?}", first.shape), "two or three dimensions")),
             };
-            // Of a stack of experts the rows are the second dimension.
+            // In a stack of experts rows are the second dimension.
             let of_rows = first.shape.len() - 2;
             let n_rows = |role: TensorRole| shape(self.spec, role, layer).get(of_rows).copied().unwrap_or(0);
             let at = row.stacked.iter().position(|r| *r == role).unwrap_or(0);
@@ -300,7 +306,7 @@ impl<'a> Exporter<'a> {
                 (0..n).map(part).filter_map(|(tensor, from)| Some((tensor?, from..from + mine))).collect();
             shape_of_all = if of_rows == 1 { vec![n, mine, cols] } else { vec![mine, cols] };
         } else if matches!(role, TensorRole::TokenEmbedding | TensorRole::Output) && suffix == "weight" {
-            // Without the rows after the vocabulary's.
+            // Rows beyond the vocabulary are not written.
             let mine = self.spec.n_vocab;
             pieces.iter_mut().for_each(|(_, rows)| rows.end = rows.end.min(mine));
             shape_of_all.first_mut().into_iter().for_each(|n| *n = mine.min(*n));
@@ -319,18 +325,18 @@ impl<'a> Exporter<'a> {
         if suffix == "bias" && roles.iter().any(|role| recurrent::factor(self.spec, *role) != 1.0) {
             return Err(bad("a bias".to_owned(), "none where a factor is multiplied into the matrix"));
         }
-        Ok(Recipe {
+        Ok(TensorRecipe {
             order: self.order(found)?,
             plain: (is_plain(role) || shape_of_all.len() < 2 || !name.ends_with(".weight")).then_some(offset),
             name,
             shape: shape_of_all,
             pieces,
-            turned,
+            transposed,
             change,
         })
     }
 
-    /// A tensor in the shape that the format has it in.
+    /// The tensor in the shape of the format.
     fn as_shaped(&self, tensor: Tensor, role: TensorRole, layer: Option<usize>, suffix: &str) -> Tensor {
         match suffix {
             "bias" if !matches!(role, TensorRole::Rate | TensorRole::Skip) => tensor,
@@ -338,17 +344,18 @@ impl<'a> Exporter<'a> {
         }
     }
 
-    /// The head as a matrix of its own, where it is the embedding.
-    fn head_apart(&self) -> Result<Option<Recipe>> {
+    /// The head as its own matrix, copied from the embedding.
+    fn head_apart(&self) -> Result<Option<TensorRecipe>> {
         let Some(found) = self.find(TensorRole::TokenEmbedding, None, "weight")? else { return Ok(None) };
         let recipe = self.recipe(&found)?;
         let factor = recurrent::factor(self.spec, TensorRole::Output);
         let change = Change::Factors(vec![factor; self.spec.n_vocab]);
-        Ok(Some(Recipe { name: "output.weight".to_owned(), change, ..recipe }))
+        Ok(Some(TensorRecipe { name: "output.weight".to_owned(), change, ..recipe }))
     }
 
-    /// Q, k and v in one matrix and the gate in another, from one whose rows are grouped by key head.
-    fn apart(&self, layer: Option<usize>) -> Result<Vec<Recipe>> {
+    /// Splits a matrix whose rows are grouped by key head into q, k and v in one matrix and the
+    /// gate in another.
+    fn apart(&self, layer: Option<usize>) -> Result<Vec<TensorRecipe>> {
         use TensorRole::{RecurrentAll, RecurrentGate, RecurrentQ};
         let Some(found) = self.find(RecurrentAll, layer, "weight")? else { return Ok(Vec::new()) };
         let recipe = self.recipe(&found)?;
@@ -364,7 +371,7 @@ impl<'a> Exporter<'a> {
             let rows = self.tensors.rows(role);
             let name = rows.iter().find_map(|row| row.full_name(Naming::Gguf, "", layer, "weight"));
             let shape = vec![n_rows, self.spec.hidden];
-            name.map(|name| Recipe { name, shape, pieces, ..recipe.clone() })
+            name.map(|name| TensorRecipe { name, shape, pieces, ..recipe.clone() })
         };
         let qkv = part(0, r.rows).chain(part(r.rows, r.rows)).chain(part(2 * r.rows, value));
         let gate = part(2 * r.rows + value, value).collect();
@@ -375,8 +382,9 @@ impl<'a> Exporter<'a> {
         Ok(all.into_iter().flatten().collect())
     }
 
-    /// The heads' matrices of latent attention apart, those of keys turned: `(n_heads, rank, plain)` and `(n_heads, value, rank)`.
-    fn latent_heads(&self, layer: Option<usize>) -> Result<Vec<Recipe>> {
+    /// Splits the heads' matrices of latent attention, with keys transposed: `(n_heads, rank,
+    /// plain)` and `(n_heads, value, rank)`.
+    fn latent_heads(&self, layer: Option<usize>) -> Result<Vec<TensorRecipe>> {
         use TensorRole::{AttnKB, AttnKvB, AttnVB};
         let Some(found) = self.find(AttnKvB, layer, "weight")? else { return Ok(Vec::new()) };
         let recipe = self.recipe(&found)?;
@@ -391,10 +399,16 @@ impl<'a> Exporter<'a> {
             Some(whole(&head))
         };
         let value = |head: usize| (tensor.clone(), head * of_head + latent.plain..(head + 1) * of_head);
-        let made = |role: TensorRole, turned: bool, pieces: Vec<Piece>| {
+        let made = |role: TensorRole, transposed: bool, pieces: Vec<Piece>| {
             let rows = self.tensors.rows(role);
             let name = rows.iter().find_map(|row| row.full_name(Naming::Gguf, "", layer, "weight"))?;
-            Some(Recipe { name, shape: shape(self.spec, role, layer), pieces, turned, ..recipe.clone() })
+            Some(TensorRecipe {
+                name,
+                shape: shape(self.spec, role, layer),
+                pieces,
+                transposed,
+                ..recipe.clone()
+            })
         };
         let n_heads = tensor.n_rows() / of_head.max(1);
         let keys = (0..n_heads).filter_map(turned_head).collect();
@@ -402,8 +416,8 @@ impl<'a> Exporter<'a> {
         Ok([made(AttnKB, true, keys), made(AttnVB, false, values)].into_iter().flatten().collect())
     }
 
-    /// The matrices of several roles in one, expert by expert, where the source has them apart: shape and rows.
-    fn joined(&self, found: &Found<'a>, roles: &[TensorRole]) -> Result<(Vec<usize>, Vec<Piece>)> {
+    /// Joins separate matrices of several roles, expert by expert: the shape and the rows.
+    fn joined(&self, found: &RoleTensors<'a>, roles: &[TensorRole]) -> Result<(Vec<usize>, Vec<Piece>)> {
         let bad = |role: TensorRole, found: String, expected: &str| Error::Export {
             what: role.what().to_owned(),
             found,
@@ -438,9 +452,9 @@ impl<'a> Exporter<'a> {
         Ok((vec![n_experts, all_rows, n_cols], (0..n_experts).flat_map(of_expert).collect()))
     }
 
-    /// Where the conventions rotate other columns together, the order of the rows: what was row `i` and `i + n / 2` of the
-    /// `n` of a head that turn is row `2 i` and `2 i + 1`.
-    fn order(&self, found: &Found<'a>) -> Result<Option<Vec<usize>>> {
+    /// The order of rows if the conventions pair other columns under RoPE. Of the `n` rotated rows
+    /// of a head, rows `i` and `i + n / 2` become rows `2 i` and `2 i + 1`.
+    fn order(&self, found: &RoleTensors<'a>) -> Result<Option<Vec<usize>>> {
         let styles = (self.spec.rope_style, self.target.rope_style.of(Naming::Gguf));
         let roles =
             if found.row.stacked.is_empty() { std::slice::from_ref(&found.role) } else { found.row.stacked };
@@ -461,7 +475,7 @@ impl<'a> Exporter<'a> {
             });
         }
         let head = layer.head_dim;
-        // Layers without a rotation do not care, as long as queries and keys agree.
+        // Without RoPE any order is right if queries and keys agree.
         let n_dims = layer.rope.as_ref().map_or(head, |r| r.n_dims);
         let mut order = Vec::new();
         for role in roles {
@@ -477,7 +491,7 @@ impl<'a> Exporter<'a> {
     }
 }
 
-/// Matrices that llama.cpp reads as F32 only.
+/// True for matrices that llama.cpp reads only as F32.
 fn is_plain(role: TensorRole) -> bool {
     use TensorRole::{
         ConvK, ConvQ, ConvV, PositionEmbedding, RecurrentNorm, Router, SharedWeight, StreamCorrections,

@@ -1,32 +1,34 @@
-//! What GGUF holds otherwise of recurrent layers, as llama.cpp's converter writes it: rates instead of logarithms, taps as
-//! matrices, factors multiplied into the weights, and for some families the heads of values in another order.
+//! Differences of recurrent layers in GGUF files, as llama.cpp's converter writes them. Rates
+//! replace logarithms, taps are matrices, factors are multiplied into the weights, and some
+//! families have another order of value heads.
 
 use weights::{BlockType, Bytes, Metadata, Naming, Planes, Tensor, Value};
 
-use super::metadata::{Sink, count};
+use super::sink::{Sink, count, sections};
 use crate::descriptor::{ArchDescriptor, RecurrentKind, RecurrentPlace};
 use crate::error::{Error, Result};
 use crate::names::{Key, TensorRole};
 use crate::recurrent::{Multipliers, RecurrentSpec};
 use crate::spec::{LayerSpec, ModelSpec};
-use crate::tensors::{shape, value_bytes};
+use crate::tensors::shape;
+use crate::transpose::value_bytes;
 
-/// What happens to the values of a tensor after its rows were put together.
+/// A change of a tensor's values after its rows are gathered.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Change {
-    /// Nothing.
+    /// No change.
     #[default]
     None,
-    /// Logarithms of sizes become rates of decay, `-exp(x)`; in F32.
+    /// Logarithms become decay rates, `-exp(x)`, in F32.
     Rates,
-    /// Each row times a factor; in F32.
+    /// Each row is multiplied by a factor, in F32.
     Factors(Vec<f32>),
-    /// Columns in pieces of `len`: piece `i` of the result is piece `order[i]`.
+    /// Columns are reordered in pieces of `len`: piece `i` of the result is piece `order[i]`.
     Columns { len: usize, order: Vec<usize> },
 }
 
 impl Change {
-    /// The type of what comes out, from that of what goes in.
+    /// The type of the result for a type of the source.
     pub fn block(&self, block: BlockType) -> BlockType {
         match self {
             Change::None => block,
@@ -36,7 +38,7 @@ impl Change {
         }
     }
 
-    /// Do it.
+    /// Applies the change.
     pub fn of(&self, tensor: Tensor) -> Tensor {
         let n_cols = tensor.n_cols().max(1);
         match self {
@@ -69,12 +71,13 @@ fn in_f32(tensor: &Tensor, values: impl Iterator<Item = f32>) -> Tensor {
     Tensor { name: tensor.name.clone(), shape: tensor.shape.clone(), block: BlockType::F32, data, planes }
 }
 
-/// Whether the factors of the checkpoint are multiplied into the weights: the format has no place for them.
+/// True if the checkpoint's factors are multiplied into the weights, because the format cannot
+/// store them.
 pub(super) fn multiplies(spec: &ModelSpec) -> bool {
     spec.multipliers != Multipliers::ONE
 }
 
-/// The model as the format can say it: its factors are in the weights.
+/// The model with its factors in the weights, as the format can store it.
 pub(super) fn as_written(spec: &ModelSpec) -> ModelSpec {
     let mut written = spec.clone();
     if multiplies(spec) {
@@ -86,7 +89,7 @@ pub(super) fn as_written(spec: &ModelSpec) -> ModelSpec {
     written
 }
 
-/// The factor that the weights of a role are multiplied by.
+/// The factor multiplied into the weights of a role.
 pub(super) fn factor(spec: &ModelSpec, role: TensorRole) -> f32 {
     use TensorRole::*;
     if !multiplies(spec) {
@@ -94,37 +97,39 @@ pub(super) fn factor(spec: &ModelSpec, role: TensorRole) -> f32 {
     }
     let m = &spec.multipliers;
     let part = |i: usize| m.scan_in * m.scan_parts[i];
-    match role {
-        TokenEmbedding => spec.embedding_scale,
-        Output => spec.logit_scale,
-        AttnQ | AttnV => m.attention_in,
-        AttnK => m.attention_in * m.key,
-        AttnOut => m.attention_out,
-        RecurrentGate => part(0),
-        RecurrentV => part(1),
-        RecurrentK => part(2),
-        RecurrentQ => part(3),
-        RecurrentStep => part(4),
-        RecurrentOut => m.scan_out,
-        FfnGate => m.ffn_gate,
-        FfnDown => m.ffn_out,
-        _ => 1.0,
-    }
+    let factors = [
+        (TokenEmbedding, spec.embedding_scale),
+        (Output, spec.logit_scale),
+        (AttnQ, m.attention_in),
+        (AttnV, m.attention_in),
+        (AttnK, m.attention_in * m.key),
+        (AttnOut, m.attention_out),
+        (RecurrentGate, part(0)),
+        (RecurrentV, part(1)),
+        (RecurrentK, part(2)),
+        (RecurrentQ, part(3)),
+        (RecurrentStep, part(4)),
+        (RecurrentOut, m.scan_out),
+        (FfnGate, m.ffn_gate),
+        (FfnDown, m.ffn_out),
+    ];
+    factors.into_iter().find(|(of, _)| *of == role).map_or(1.0, |(_, factor)| factor)
 }
 
-/// Where the format has the heads of values so that head `h` has the key head `h % n`, the head that becomes each one.
+/// For each head of the format's order, its place in the source. Head `h` of the format has the key
+/// head `h % n`.
 fn head_order(recurrent: &RecurrentSpec) -> Vec<usize> {
     let of_key = recurrent.n_heads / recurrent.n_groups.max(1);
     (0..recurrent.n_heads).map(|h| h % recurrent.n_groups * of_key + h / recurrent.n_groups).collect()
 }
 
-/// Whether the heads of values change their places.
+/// True if value heads are reordered.
 pub(super) fn moves_heads(recurrent: &RecurrentSpec, target: &ArchDescriptor) -> bool {
     let tiled = target.recurrent.is_some_and(|r| r.tiled.of(Naming::Gguf));
     tiled && !recurrent.tiled && recurrent.n_heads != recurrent.n_groups
 }
 
-/// The rows of some roles in the places that the format has them in; `None`: as they are.
+/// The order of the rows of some roles in the format; `None`: unchanged.
 pub(super) fn row_order(
     spec: &ModelSpec,
     target: &ArchDescriptor,
@@ -157,7 +162,7 @@ pub(super) fn recurrent(spec: &ModelSpec, layer: Option<usize>) -> Option<Recurr
     spec.layers.get(layer?)?.recurrent
 }
 
-/// What happens to the values of a role, whose tensor holds the rows of `roles`.
+/// The change of a role's values, whose tensor holds the rows of `roles`.
 pub(super) fn change(
     spec: &ModelSpec,
     target: &ArchDescriptor,
@@ -165,12 +170,13 @@ pub(super) fn change(
     roles: &[TensorRole],
     layer: Option<usize>,
 ) -> Change {
-    match (role, recurrent(spec, layer)) {
-        (TensorRole::Rate, Some(_)) => return Change::Rates,
-        (TensorRole::RecurrentOut, Some(r)) if moves_heads(&r, target) => {
-            return Change::Columns { len: r.head_dim, order: head_order(&r) };
+    if let Some(recurrent) = recurrent(spec, layer) {
+        if role == TensorRole::Rate {
+            return Change::Rates;
         }
-        _ => {}
+        if role == TensorRole::RecurrentOut && moves_heads(&recurrent, target) {
+            return Change::Columns { len: recurrent.head_dim, order: head_order(&recurrent) };
+        }
     }
     if roles.iter().all(|role| factor(spec, *role) == 1.0) {
         return Change::None;
@@ -182,7 +188,7 @@ pub(super) fn change(
     Change::Factors(roles.iter().flat_map(of).collect())
 }
 
-/// The shape in which the format has a role of a recurrent layer, where it is not the source's.
+/// The shape of a recurrent layer's role in the format.
 pub(super) fn shape_of(
     spec: &ModelSpec,
     role: TensorRole,
@@ -193,20 +199,21 @@ pub(super) fn shape_of(
     let Some(recurrent) = recurrent(spec, layer) else { return source.to_vec() };
     let n_values: usize = source.iter().product();
     let scans = recurrent.kind == RecurrentKind::SelectiveScan;
-    match role {
-        ConvQ | ConvK | ConvV if recurrent.by_rows => {
-            vec![n_values / recurrent.conv_size, 1, recurrent.conv_size]
-        }
-        ConvQ | ConvK | ConvV if source.len() > 1 => {
-            vec![n_values / recurrent.conv_size, recurrent.conv_size]
-        }
-        Rate | Skip if scans => vec![n_values, 1],
-        RecurrentNorm if scans => vec![recurrent.n_groups, n_values / recurrent.n_groups.max(1)],
-        _ => source.to_vec(),
+    let convolves = [ConvQ, ConvK, ConvV].contains(&role);
+    if convolves && recurrent.by_rows {
+        vec![n_values / recurrent.conv_size, 1, recurrent.conv_size]
+    } else if convolves && source.len() > 1 {
+        vec![n_values / recurrent.conv_size, recurrent.conv_size]
+    } else if scans && [Rate, Skip].contains(&role) {
+        vec![n_values, 1]
+    } else if scans && role == RecurrentNorm {
+        vec![recurrent.n_groups, n_values / recurrent.n_groups.max(1)]
+    } else {
+        source.to_vec()
     }
 }
 
-/// The numbers of recurrent layers.
+/// Writes the numbers of recurrent layers.
 pub(super) fn numbers(source: &Metadata, spec: &ModelSpec, sink: &mut Sink<'_>) -> Result<()> {
     let Some(recurrent) = spec.layers.iter().find_map(|l| l.recurrent) else {
         return match spec.family.recurrent {
@@ -224,7 +231,8 @@ pub(super) fn numbers(source: &Metadata, spec: &ModelSpec, sink: &mut Sink<'_>) 
     }
     sink.put_as("ssm.conv_kernel", count(recurrent.conv_size));
     if recurrent.by_rows {
-        // Its heads are as many as those of attention, and what attends is said by their number of keys.
+        // The recurrence has as many heads as attention, and the number of key heads tells which
+        // layers attend.
         sink.put(Key::StateHeadDim, count(recurrent.head_dim));
         return Ok(());
     }
@@ -235,21 +243,22 @@ pub(super) fn numbers(source: &Metadata, spec: &ModelSpec, sink: &mut Sink<'_>) 
     let attends = |layer: &LayerSpec| layer.attends;
     let place = spec.family.recurrent.map(|r| r.place);
     if recurrent.kind == RecurrentKind::GatedDelta {
-        // Which layers attend is said by a number, and so are the sections of positions, which text alone has no use for.
+        // An interval tells which layers attend. The position sections are written too, although
+        // text alone does not use them.
         let every = spec.layers.iter().position(attends).map_or(spec.n_layers(), |first| first + 1);
         if let Some(l) =
             (0..spec.n_layers()).find(|l| spec.layers[*l].attends != (l + 1).is_multiple_of(every))
         {
             return Err(Error::Export {
                 what: "attention of layers".to_owned(),
-                found: format!("a layer {l} that is out of turn"),
+                found: format!("layer {l} outside the interval"),
                 expected: format!("every one of {every}"),
             });
         }
         sink.put_as("full_attention_interval", count(every));
         if spec.vision.is_none() {
             let usual = vec![11, 11, 10];
-            super::metadata::sections(source, usual, sink);
+            sections(source, usual, sink);
         }
     } else if place == Some(RecurrentPlace::InsteadOfAttention) {
         let turns = spec.layers.iter().any(|l| l.attends && l.rope.is_some());

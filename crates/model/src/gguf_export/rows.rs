@@ -1,20 +1,20 @@
-//! Following a recipe: bytes of rows gathered, reordered, decoded or repacked. Rows keep their type, so this works for any
-//! block, with its scales inside or apart.
+//! Executes recipes: gathers, reorders, decodes or repacks rows. Rows keep their type, so this
+//! works for any block type, with scales inside or apart.
 
 use std::ops::Range;
 use weights::{BlockType, Bytes, Planes, Tensor, codec};
 
-use super::recipe::Recipe;
+use super::recipe::TensorRecipe;
 use super::recurrent::Change;
 use crate::error::{Error, Result};
-use crate::tensors::turned_bytes;
+use crate::transpose::transposed_bytes;
 
-/// Make the tensor: a view of the source where the bytes are the same.
-pub(super) fn make(recipe: &Recipe) -> Result<Tensor> {
-    if recipe.turned {
-        let pieces = recipe.pieces.iter().map(|(tensor, rows)| Ok((turned(tensor)?, rows.clone())));
+/// Makes the tensor, as a view of the source if the bytes are equal.
+pub(super) fn make(recipe: &TensorRecipe) -> Result<Tensor> {
+    if recipe.transposed {
+        let pieces = recipe.pieces.iter().map(|(tensor, rows)| Ok((transposed(tensor)?, rows.clone())));
         let pieces = pieces.collect::<Result<_>>()?;
-        return make(&Recipe { pieces, turned: false, ..recipe.clone() });
+        return make(&TensorRecipe { pieces, transposed: false, ..recipe.clone() });
     }
     let made = match (&recipe.pieces[..], &recipe.order) {
         ([(tensor, rows)], None) if rows.len() == all_rows(tensor) => {
@@ -31,11 +31,11 @@ pub(super) fn make(recipe: &Recipe) -> Result<Tensor> {
     Ok(recipe.change.of(made))
 }
 
-/// The bytes of matrices whose shape `(…, n_out, n_in)` is turned already.
-fn turned(tensor: &Tensor) -> Result<Tensor> {
+/// Transposes matrices whose shape `(…, n_out, n_in)` is already that of the result.
+fn transposed(tensor: &Tensor) -> Result<Tensor> {
     let [.., n_out, n_in] = tensor.shape[..] else { return Ok(tensor.clone()) };
     let source = Tensor { shape: vec![tensor.n_rows() / n_out.max(1) * n_in, n_out], ..tensor.clone() };
-    let matrix = |i: usize| turned_bytes(&source, i * n_in, (0, 1), [n_out, n_in], true);
+    let matrix = |i: usize| transposed_bytes(&source, i * n_in, (0, 1), [n_out, n_in], true);
     let matrices = (0..tensor.n_rows() / n_out.max(1)).map(matrix).collect::<Result<Vec<Bytes>>>()?;
     let data = Bytes::from_parts(&matrices.iter().map(|matrix| &matrix[..]).collect::<Vec<_>>());
     Ok(Tensor { data, ..tensor.clone() })
@@ -45,13 +45,13 @@ fn all_rows(tensor: &Tensor) -> usize {
     if tensor.shape.len() == 1 { tensor.n_cols() } else { tensor.n_rows() }
 }
 
-/// Values in a row of the recipe: an element of a vector is one.
+/// Values in a row of the recipe; a row of a vector is one element.
 fn row_len(tensor: &Tensor) -> usize {
     if tensor.shape.len() == 1 { 1 } else { tensor.n_cols() }
 }
 
-/// Copies of the rows, in order.
-fn gather(recipe: &Recipe) -> Result<Tensor> {
+/// Copies the rows in their order.
+fn gather(recipe: &TensorRecipe) -> Result<Tensor> {
     let bad = |found: String, expected: &str| Error::Export {
         what: format!("tensor {}", recipe.name),
         found,
@@ -62,9 +62,9 @@ fn gather(recipe: &Recipe) -> Result<Tensor> {
     };
     let (block, n_cols) = (first.block, row_len(first));
     if !n_cols.is_multiple_of(block.block_len()) {
-        return Err(bad(format!("elements of {block}"), "a type of single numbers"));
+        return Err(bad(format!("elements of {block}"), "a type without blocks"));
     }
-    let short = || bad("fewer rows than its shape says, or more".to_owned(), "all of them");
+    let short = || bad("a number of rows that differs from the shape".to_owned(), "all of them");
     let data = rows_of(recipe, block.row_bytes(n_cols), |t| Some(t.data.clone())).ok_or_else(short)?;
     let plane = |row: usize, of: fn(&Tensor) -> Option<Bytes>| match row {
         0 => Ok(None),
@@ -81,9 +81,9 @@ fn gather(recipe: &Recipe) -> Result<Tensor> {
     })
 }
 
-/// The recipe's rows of `row` bytes each, in one copy. `of` gives the bytes of a piece. `None` if a piece lacks some, or if
-/// they are not as many as the order has.
-fn rows_of(recipe: &Recipe, row: usize, of: impl Fn(&Tensor) -> Option<Bytes>) -> Option<Bytes> {
+/// The recipe's rows of `row` bytes each, in one copy. `of` returns the bytes of a piece. `None` if
+/// a piece is too short, or if the number of rows differs from the order's.
+fn rows_of(recipe: &TensorRecipe, row: usize, of: impl Fn(&Tensor) -> Option<Bytes>) -> Option<Bytes> {
     let slice = |(tensor, rows): &(Tensor, Range<usize>)| of(tensor)?.slice(rows.start * row..rows.end * row);
     let pieces: Vec<Bytes> = recipe.pieces.iter().map(slice).collect::<Option<_>>()?;
     let Some(order) = &recipe.order else {
@@ -94,7 +94,7 @@ fn rows_of(recipe: &Recipe, row: usize, of: impl Fn(&Tensor) -> Option<Bytes>) -
     (ordered.len() == rows.len()).then(|| Bytes::from_parts(&ordered))
 }
 
-/// Whether the bytes are those of the shape.
+/// Checks that the bytes match the shape.
 fn check(tensor: &Tensor) -> Result<()> {
     let fits = tensor.n_cols().is_multiple_of(tensor.block.block_len())
         && tensor.data.len() == tensor.n_rows() * tensor.row_bytes()
@@ -109,7 +109,7 @@ fn check(tensor: &Tensor) -> Result<()> {
     })
 }
 
-/// F32, with `offset` added.
+/// The tensor in F32, with `offset` added.
 fn plain(tensor: &Tensor, offset: f32) -> Tensor {
     let bytes: Vec<u8> = tensor.to_f32().into_iter().flat_map(|v| (v + offset).to_le_bytes()).collect();
     Tensor {
@@ -121,7 +121,7 @@ fn plain(tensor: &Tensor, offset: f32) -> Tensor {
     }
 }
 
-/// The block type of GGUF that holds the same integers and scales, if there is one.
+/// The tensor in GGUF's block type with the same integers and scales, if there is one.
 fn repacked(tensor: Tensor) -> Tensor {
     let BlockType::Affine(affine) = tensor.block else { return tensor };
     let Some(block) = codec::repack::block_twin(affine) else { return tensor };
@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// 4 rows of 64 random-looking values of an affine type with groups of 32.
+    /// Four rows of 64 pseudorandom values of an affine type with groups of 32.
     fn affine(scale: ScaleType, symmetric: bool) -> Tensor {
         let affine = Affine::new(4, 32, scale, symmetric).unwrap();
         let block = BlockType::Affine(affine);
@@ -158,14 +158,14 @@ mod tests {
         }
     }
 
-    fn reversed(tensor: &Tensor) -> Recipe {
-        Recipe {
+    fn reversed(tensor: &Tensor) -> TensorRecipe {
+        TensorRecipe {
             name: "result".to_owned(),
             shape: tensor.shape.clone(),
             pieces: vec![(tensor.clone(), 0..4)],
             order: Some(vec![3, 2, 1, 0]),
             plain: None,
-            turned: false,
+            transposed: false,
             change: Change::None,
         }
     }
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn plain_values_have_the_offset_added_and_vectors_their_elements_moved() {
         let source = affine(ScaleType::F16, true);
-        let made = make(&Recipe { order: None, plain: Some(1.0), ..reversed(&source) }).unwrap();
+        let made = make(&TensorRecipe { order: None, plain: Some(1.0), ..reversed(&source) }).unwrap();
         let plus_one: Vec<f32> = source.to_f32().iter().map(|v| v + 1.0).collect();
         assert_eq!((made.block, made.to_f32()), (BlockType::F32, plus_one));
         let bytes: Vec<u8> = [1f32, 2.0, 3.0, 4.0].iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -203,7 +203,7 @@ mod tests {
             planes: Planes::default(),
             ..source
         };
-        let made = make(&Recipe { plain: Some(0.0), ..reversed(&vector) }).unwrap();
+        let made = make(&TensorRecipe { plain: Some(0.0), ..reversed(&vector) }).unwrap();
         assert_eq!(made.to_f32(), [4.0, 3.0, 2.0, 1.0]);
     }
 
@@ -213,12 +213,17 @@ mod tests {
         let short = Tensor { data: whole.data.slice(0..100).unwrap(), ..whole.clone() };
         assert!(make(&reversed(&short)).unwrap_err().to_string().contains("result: found fewer rows"));
         assert!(
-            make(&Recipe { order: None, ..reversed(&short) }).unwrap_err().to_string().contains("116 bytes")
+            make(&TensorRecipe { order: None, ..reversed(&short) })
+                .unwrap_err()
+                .to_string()
+                .contains("116 bytes")
         );
         let bare = Tensor { planes: Planes::default(), ..whole.clone() };
         assert!(make(&reversed(&bare)).is_err());
         let order = Some(vec![0, 1, 2]);
-        assert!(make(&Recipe { order, ..reversed(&whole) }).unwrap_err().to_string().contains("result"));
-        assert!(make(&Recipe { pieces: vec![], ..reversed(&whole) }).is_err());
+        assert!(
+            make(&TensorRecipe { order, ..reversed(&whole) }).unwrap_err().to_string().contains("result")
+        );
+        assert!(make(&TensorRecipe { pieces: vec![], ..reversed(&whole) }).is_err());
     }
 }

@@ -1,28 +1,29 @@
-//! Reading the keys back: what a reader makes of them must be the model that they were written from.
+//! Reads the keys back and checks that they describe the model that they were written from.
 
 use std::fmt::Debug;
 use weights::{Bytes, Checkpoint, Metadata, Naming, Planes, Tensor};
 
-use super::recipe::Recipe;
+use super::recipe::TensorRecipe;
 use super::rows;
 use crate::descriptor::ArchDescriptor;
 use crate::error::{Error, Result};
 use crate::keys::Keys;
+use crate::read;
 use crate::recurrent::RecurrentSpec;
 use crate::rope::RopeSpec;
-use crate::spec::{self, LayerSpec, ModelSpec};
+use crate::spec::{LayerSpec, ModelSpec};
 use crate::tensors::Tensors;
 
-/// Numbers are written as f32, and some are worked out again from others.
+/// Tolerance of numbers that are written as f32 or derived from others.
 const TOLERANCE: f32 = 1e-5;
 
-/// Refuse an export whose keys say something else than the spec.
+/// Refuses an export whose keys describe another model.
 pub(super) fn same_model(
     spec: &ModelSpec,
     target: &'static ArchDescriptor,
     architecture: &str,
     metadata: &Metadata,
-    recipes: &[Recipe],
+    recipes: &[TensorRecipe],
 ) -> Result<()> {
     let tensors = recipes.iter().map(outline).collect::<Result<_>>()?;
     let outline = Checkpoint {
@@ -34,14 +35,14 @@ pub(super) fn same_model(
         file_bytes: 0,
     };
     let keys = Keys::new(&outline.metadata, Naming::Gguf, target, architecture);
-    let read = spec::read(&keys, target, &mut Tensors::new(&outline, target))?;
+    let read = read::read(&keys, target, &mut Tensors::new(&outline, target))?;
 
     same("columns of the residual stream", &spec.hidden, &read.hidden)?;
     same("vocabulary size", &spec.n_vocab, &read.n_vocab)?;
-    same("positions trained for", &spec.n_ctx_train, &read.n_ctx_train)?;
+    same("context length", &spec.n_ctx_train, &read.n_ctx_train)?;
     same("activation", &spec.activation, &read.activation)?;
-    same("whether the head is the embedding", &spec.tied_head, &read.tied_head)?;
-    same("columns of a layer's own input", &spec.per_layer_width, &read.per_layer_width)?;
+    same("tied head", &spec.tied_head, &read.tied_head)?;
+    same("columns of the per-layer input", &spec.per_layer_width, &read.per_layer_width)?;
     same("residual streams", &spec.n_streams, &read.n_streams)?;
     same("columns of the low-rank residual", &spec.laurel_rank, &read.laurel_rank)?;
     close("epsilon of the norms", spec.norm_eps, read.norm_eps)?;
@@ -59,9 +60,9 @@ pub(super) fn same_model(
         .try_for_each(|(l, (a, b))| same_layer(l, a, b, spec.n_ctx_train))
 }
 
-/// The tensor as a reader of numbers needs it: small vectors whole, of all others the shape, and bytes that tell whether two
-/// are one.
-fn outline(recipe: &Recipe) -> Result<Tensor> {
+/// The tensor as far as reading numbers needs it: small vectors whole, of others the shape, and
+/// bytes that show whether two tensors are equal.
+fn outline(recipe: &TensorRecipe) -> Result<Tensor> {
     if recipe.shape.len() == 1 {
         return rows::make(recipe);
     }
@@ -77,13 +78,13 @@ fn outline(recipe: &Recipe) -> Result<Tensor> {
 
 fn same_layer(l: usize, a: &LayerSpec, b: &LayerSpec, n_ctx: usize) -> Result<()> {
     let what = |what: &str| format!("layer {l}, {what}");
-    same(&what("whether it attends"), &a.attends, &b.attends)?;
-    // Heads of values may have moved.
+    same(&what("attention"), &a.attends, &b.attends)?;
+    // Value heads may have been reordered.
     let recurrence = |layer: &LayerSpec| layer.recurrent.map(|r| RecurrentSpec { tiled: false, ..r });
     same(&what("recurrence"), &recurrence(a), &recurrence(b))?;
     same(&what("experts"), &a.experts, &b.experts)?;
     same(&what("columns of the feed-forward network"), &a.ffn, &b.ffn)?;
-    same(&what("whether gates are cut off"), &a.cutoff.is_some(), &b.cutoff.is_some())?;
+    same(&what("cutoff of gates"), &a.cutoff.is_some(), &b.cutoff.is_some())?;
     close(&what("cutoff of gates"), a.cutoff.unwrap_or(0.0), b.cutoff.unwrap_or(0.0))?;
     if !a.attends {
         return Ok(());
@@ -91,8 +92,8 @@ fn same_layer(l: usize, a: &LayerSpec, b: &LayerSpec, n_ctx: usize) -> Result<()
     same(&what("query heads"), &a.n_heads, &b.n_heads)?;
     same(&what("key and value heads"), &a.n_kv_heads, &b.n_kv_heads)?;
     same(&what("columns of a head"), &a.head_dim, &b.head_dim)?;
-    same(&what("layer whose keys and values it reads"), &a.kv_from, &b.kv_from)?;
-    same(&what("whether values are keys"), &a.keys_are_values, &b.keys_are_values)?;
+    same(&what("layer whose keys and values are shared"), &a.kv_from, &b.kv_from)?;
+    same(&what("values equal to keys"), &a.keys_are_values, &b.keys_are_values)?;
     same(&what("window"), &a.window, &b.window)?;
     close(&what("attention scale"), a.attention_scale, b.attention_scale)?;
     same(
@@ -102,7 +103,7 @@ fn same_layer(l: usize, a: &LayerSpec, b: &LayerSpec, n_ctx: usize) -> Result<()
     )?;
     let (Some(a), Some(b)) = (&a.rope, &b.rope) else { return Ok(()) };
     close(&what("factor on cosine and sine"), a.scale(), b.scale())?;
-    // Of a short context and of the longest: some rotations have two sets.
+    // LongRoPE has one set of frequencies for short contexts and one for long.
     for n_ctx in [1, n_ctx] {
         let frequencies = |rope: &RopeSpec| rope.frequencies(n_ctx);
         for (a, b) in frequencies(a).into_iter().zip(frequencies(b)) {
@@ -125,6 +126,6 @@ fn differs(what: &str, source: &dyn Debug, read: &dyn Debug) -> Error {
     Error::Export {
         what: what.to_owned(),
         found: format!("{source:?}"),
-        expected: format!("{read:?}, which is all that the format can say of this model"),
+        expected: format!("{read:?}, which is all that the format can store of this model"),
     }
 }

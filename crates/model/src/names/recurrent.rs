@@ -1,12 +1,12 @@
 //! Names of the tensors of recurrent layers and of the families that have them.
 //!
-//! What goes into a state, which rows of it, and which come out are called v, k and q in all of them, whatever a family says:
-//! x, B and C.
+//! v is the input of a state, k the rows that it is written to, and q the rows that are read.
+//! Families with selective scans call them x, B and C.
 
 use super::tensors::{alone, stacked};
 use super::{Key, KeyNames, TensorName, TensorRole, TensorRole::*};
 
-/// Not said: what tensors show instead.
+/// A number that is read from tensor shapes.
 const fn shown(key: Key) -> KeyNames {
     KeyNames { key, hf: "", ctranslate2: "", whisper_cpp: "" }
 }
@@ -15,27 +15,25 @@ const fn called(key: Key, hf: &'static str) -> KeyNames {
     KeyNames { key, hf, ctranslate2: "", whisper_cpp: "" }
 }
 
-/// The width of the feed-forward network is that of its tensors.
-pub const MEASURED_FFN: &[KeyNames] = &[shown(Key::Ffn)];
+/// Reads the width of the feed-forward network from tensor shapes.
+pub const FFN_FROM_TENSORS: &[KeyNames] = &[shown(Key::Ffn)];
 
-/// There are as many layers as have tensors.
-pub const MEASURED_LAYERS: &[KeyNames] = &[shown(Key::Layers)];
+/// Reads the number of layers from tensor names.
+pub const LAYERS_FROM_TENSORS: &[KeyNames] = &[shown(Key::Layers)];
 
-/// Where there is only one kind of heads, they have the names of all heads.
-pub const SCAN_ALONE: &[KeyNames] =
+/// Key names of recurrent heads in models without attention, where they are those of all heads.
+pub const MAMBA2_KEYS: &[KeyNames] =
     &[called(Key::StateHeads, "num_heads"), called(Key::StateHeadDim, "head_dim")];
 
-/// Short convolutions between two gates.
+/// LFM2: short convolutions between two gates.
 #[rustfmt::skip]
-pub const SHORT_CONVOLUTIONS: &[TensorName] = &[
+pub const LFM2: &[TensorName] = &[
     alone(OutputNorm, "token_embd_norm", "{model}embedding_norm"),
     alone(AttnNorm, "blk.{l}.attn_norm", "{layer}operator_norm"),
     alone(AttnQNorm, "blk.{l}.attn_q_norm", "{layer}self_attn.q_layernorm"),
     alone(AttnKNorm, "blk.{l}.attn_k_norm", "{layer}self_attn.k_layernorm"),
     alone(AttnOut, "blk.{l}.attn_output", "{layer}self_attn.out_proj"),
-    stacked(RecurrentK, "blk.{l}.shortconv.in_proj", "{layer}conv.in_proj", &[RecurrentK, RecurrentQ, RecurrentV]),
-    stacked(RecurrentQ, "blk.{l}.shortconv.in_proj", "{layer}conv.in_proj", &[RecurrentK, RecurrentQ, RecurrentV]),
-    stacked(RecurrentV, "blk.{l}.shortconv.in_proj", "{layer}conv.in_proj", &[RecurrentK, RecurrentQ, RecurrentV]),
+    stacked("blk.{l}.shortconv.in_proj", "{layer}conv.in_proj", &[RecurrentK, RecurrentQ, RecurrentV]),
     alone(ConvV, "blk.{l}.shortconv.conv", "{layer}conv.conv"),
     alone(RecurrentOut, "blk.{l}.shortconv.out_proj", "{layer}conv.out_proj"),
     alone(FfnNorm, "blk.{l}.ffn_norm", "{layer}ffn_norm"),
@@ -47,7 +45,7 @@ pub const SHORT_CONVOLUTIONS: &[TensorName] = &[
     alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}feed_forward.experts.{e}.w1"),
     alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}feed_forward.experts.{e}.w3"),
     alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}feed_forward.experts.{e}.w2"),
-    // MLX's converters stack each projection's experts and name the stack, and call the matrices as others do.
+    // MLX's converters stack the experts of each projection and use common names for the matrices.
     alone(ExpertGate, "", "{layer}feed_forward.switch_mlp.gate_proj"),
     alone(ExpertUp, "", "{layer}feed_forward.switch_mlp.up_proj"),
     alone(ExpertDown, "", "{layer}feed_forward.switch_mlp.down_proj"),
@@ -56,30 +54,27 @@ pub const SHORT_CONVOLUTIONS: &[TensorName] = &[
     alone(FfnDown, "", "{layer}feed_forward.down_proj"),
 ];
 
-/// The gated delta rule; projections by themselves, or in two matrices whose rows are grouped by key head.
+/// The gated delta rule of Qwen3-Next and Qwen3.5, with separate projections or with two matrices
+/// whose rows are grouped by key head.
 #[rustfmt::skip]
-pub const DELTA: &[TensorName] = &[
-    stacked(RecurrentQ, "blk.{l}.attn_qkv", "{layer}linear_attn.in_proj_qkv", &[RecurrentQ, RecurrentK, RecurrentV]),
-    stacked(RecurrentK, "blk.{l}.attn_qkv", "{layer}linear_attn.in_proj_qkv", &[RecurrentQ, RecurrentK, RecurrentV]),
-    stacked(RecurrentV, "blk.{l}.attn_qkv", "{layer}linear_attn.in_proj_qkv", &[RecurrentQ, RecurrentK, RecurrentV]),
+pub const GATED_DELTA_NET: &[TensorName] = &[
+    stacked("blk.{l}.attn_qkv", "{layer}linear_attn.in_proj_qkv", &[RecurrentQ, RecurrentK, RecurrentV]),
     alone(RecurrentGate, "blk.{l}.attn_gate", "{layer}linear_attn.in_proj_z"),
     alone(RecurrentBeta, "blk.{l}.ssm_beta", "{layer}linear_attn.in_proj_b"),
     alone(RecurrentStep, "blk.{l}.ssm_alpha", "{layer}linear_attn.in_proj_a"),
     alone(RecurrentAll, "blk.{l}.ssm_in", "{layer}linear_attn.in_proj_qkvz"),
     alone(RecurrentBetaStep, "blk.{l}.ssm_ba", "{layer}linear_attn.in_proj_ba"),
-    stacked(ConvQ, "blk.{l}.ssm_conv1d", "{layer}linear_attn.conv1d", &[ConvQ, ConvK, ConvV]),
-    stacked(ConvK, "blk.{l}.ssm_conv1d", "{layer}linear_attn.conv1d", &[ConvQ, ConvK, ConvV]),
-    stacked(ConvV, "blk.{l}.ssm_conv1d", "{layer}linear_attn.conv1d", &[ConvQ, ConvK, ConvV]),
+    stacked("blk.{l}.ssm_conv1d", "{layer}linear_attn.conv1d", &[ConvQ, ConvK, ConvV]),
     alone(StepBias, "blk.{l}.ssm_dt.bias$", "{layer}linear_attn.dt_bias$"),
     alone(Rate, "blk.{l}.ssm_a$", "{layer}linear_attn.A_log$"),
     alone(RecurrentNorm, "blk.{l}.ssm_norm", "{layer}linear_attn.norm"),
     alone(RecurrentOut, "blk.{l}.ssm_out", "{layer}linear_attn.out_proj"),
 ];
 
-/// The gated delta rule by rows, under the names that attention has in other layers; experts whose matrices have numbers for names,
-/// next to a shared one.
+/// Kimi Linear: the gated delta rule with a decay for each row, under attention's names, and
+/// numbered experts beside a shared one.
 #[rustfmt::skip]
-pub const DELTA_BY_ROWS: &[TensorName] = &[
+pub const KIMI_LINEAR: &[TensorName] = &[
     alone(RecurrentQ, "blk.{l}.attn_q", "{layer}self_attn.q_proj"),
     alone(RecurrentK, "blk.{l}.attn_k", "{layer}self_attn.k_proj"),
     alone(RecurrentV, "blk.{l}.attn_v", "{layer}self_attn.v_proj"),
@@ -102,29 +97,23 @@ pub const DELTA_BY_ROWS: &[TensorName] = &[
     alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.up_proj"),
     alone(FfnDown, "blk.{l}.ffn_down_shexp", "{layer}block_sparse_moe.shared_experts.down_proj"),
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.down_proj"),
-    // As transformers saves dense layers.
+    // Names of dense layers as transformers saves them.
     alone(FfnGate, "", "{layer}block_sparse_moe.gate_proj"),
     alone(FfnUp, "", "{layer}block_sparse_moe.up_proj"),
     alone(FfnDown, "", "{layer}block_sparse_moe.down_proj"),
 ];
 
-/// The rows of a scan's projection, and of its convolution.
-const SCANNED: &[TensorRole] = &[RecurrentGate, RecurrentV, RecurrentK, RecurrentQ, RecurrentStep];
-const CONVOLVED: &[TensorRole] = &[ConvV, ConvK, ConvQ];
+/// The roles stacked in a scan's input projection, and in its convolution.
+const SSM_IN: &[TensorRole] = &[RecurrentGate, RecurrentV, RecurrentK, RecurrentQ, RecurrentStep];
+const SSM_CONV: &[TensorRole] = &[ConvV, ConvK, ConvQ];
 
-/// The selective scan, a part of a layer that checkpoints call `$part`.
+/// The selective scan, whose module is called `$part`.
 #[rustfmt::skip]
 macro_rules! scan {
     ($part:literal) => {
         &[
-            stacked(RecurrentGate, "blk.{l}.ssm_in", concat!("{layer}", $part, ".in_proj"), SCANNED),
-            stacked(RecurrentV, "blk.{l}.ssm_in", concat!("{layer}", $part, ".in_proj"), SCANNED),
-            stacked(RecurrentK, "blk.{l}.ssm_in", concat!("{layer}", $part, ".in_proj"), SCANNED),
-            stacked(RecurrentQ, "blk.{l}.ssm_in", concat!("{layer}", $part, ".in_proj"), SCANNED),
-            stacked(RecurrentStep, "blk.{l}.ssm_in", concat!("{layer}", $part, ".in_proj"), SCANNED),
-            stacked(ConvV, "blk.{l}.ssm_conv1d", concat!("{layer}", $part, ".conv1d"), CONVOLVED),
-            stacked(ConvK, "blk.{l}.ssm_conv1d", concat!("{layer}", $part, ".conv1d"), CONVOLVED),
-            stacked(ConvQ, "blk.{l}.ssm_conv1d", concat!("{layer}", $part, ".conv1d"), CONVOLVED),
+            stacked("blk.{l}.ssm_in", concat!("{layer}", $part, ".in_proj"), SSM_IN),
+            stacked("blk.{l}.ssm_conv1d", concat!("{layer}", $part, ".conv1d"), SSM_CONV),
             alone(StepBias, "blk.{l}.ssm_dt.bias$", concat!("{layer}", $part, ".dt_bias$")),
             alone(Rate, "blk.{l}.ssm_a$", concat!("{layer}", $part, ".A_log$")),
             alone(Skip, "blk.{l}.ssm_d$", concat!("{layer}", $part, ".D$")),
@@ -134,15 +123,16 @@ macro_rules! scan {
     };
 }
 
-/// The selective scan.
-pub const SCAN: &[TensorName] = scan!("mamba");
+/// The selective scan of layers with other modules too.
+pub const MAMBA: &[TensorName] = scan!("mamba");
 
-/// The same where all layers are mixers.
-pub const MIXER_SCAN: &[TensorName] = scan!("mixer");
+/// The selective scan of layers whose one module is called `mixer`.
+pub const MAMBA_MIXER: &[TensorName] = scan!("mixer");
 
-/// Layers that are one mixer: all its tensors are called so, whatever it is, and it has the layer's only norm.
+/// Layers with one module, which is called `mixer` whatever its kind, and one norm (Nemotron-H,
+/// Mamba-2).
 #[rustfmt::skip]
-pub const MIXERS: &[TensorName] = &[
+pub const NEMOTRON_H: &[TensorName] = &[
     alone(TokenEmbedding, "token_embd", "{model}embeddings"),
     alone(OutputNorm, "output_norm", "{model}norm_f"),
     alone(AttnNorm, "blk.{l}.attn_norm", "{layer}norm"),
@@ -165,11 +155,11 @@ pub const MIXERS: &[TensorName] = &[
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}mixer.down_proj"),
 ];
 
-/// A feed-forward network with names of its own, next to a layer of attention and a scan.
+/// Falcon-H1: a feed-forward network after attention and a scan.
 #[rustfmt::skip]
-pub const SIDE_BY_SIDE: &[TensorName] = &[
+pub const FALCON_H1: &[TensorName] = &[
     alone(OutputNorm, "output_norm", "{model}final_layernorm"),
-    // llama.cpp's converter leaves out the suffix.
+    // llama.cpp's converter omits the suffix.
     alone(FfnNorm, "blk.{l}.ffn_norm$", "{layer}pre_ff_layernorm"),
     alone(FfnNorm, "blk.{l}.ffn_norm", ""),
     alone(FfnGate, "blk.{l}.ffn_gate", "{layer}feed_forward.gate_proj"),
@@ -177,15 +167,14 @@ pub const SIDE_BY_SIDE: &[TensorName] = &[
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}feed_forward.down_proj"),
 ];
 
-/// A network that all rows go through next to experts, gate and up of both in one matrix.
+/// Granite 4: a shared network beside experts, with gate and up in one matrix.
 #[rustfmt::skip]
-pub const SHARED_NETWORK: &[TensorName] = &[
+pub const GRANITE_SHARED_MLP: &[TensorName] = &[
     alone(FfnGate, "blk.{l}.ffn_gate_shexp", ""),
     alone(FfnGate, "blk.{l}.ffn_gate", ""),
-    stacked(FfnGate, "", "{layer}shared_mlp.input_linear", &[FfnGate, FfnUp]),
     alone(FfnUp, "blk.{l}.ffn_up_shexp", ""),
     alone(FfnUp, "blk.{l}.ffn_up", ""),
-    stacked(FfnUp, "", "{layer}shared_mlp.input_linear", &[FfnGate, FfnUp]),
+    stacked("", "{layer}shared_mlp.input_linear", &[FfnGate, FfnUp]),
     alone(FfnDown, "blk.{l}.ffn_down_shexp", "{layer}shared_mlp.output_linear"),
     alone(FfnDown, "blk.{l}.ffn_down", ""),
 ];

@@ -1,200 +1,209 @@
-//! What tensors are for, whatever they are called.
+//! Roles of tensors, independent of their names.
 
 use TensorRole::*;
 
-/// What a tensor is for. Matrices are `(n_out, n_in)`.
+/// The role of a tensor. Matrices are `(n_out, n_in)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TensorRole {
-    /// `(n_vocab, hidden)`
+    /// Token embeddings, `(n_vocab, hidden)`.
     TokenEmbedding,
-    /// `(hidden)`
+    /// Norm before the head, `(hidden)`.
     OutputNorm,
     /// The head, `(n_vocab, hidden)`.
     Output,
-    /// `(n_dims / 2)`: divisors of the rotation frequencies.
+    /// Divisors of the RoPE frequencies, `(n_dims / 2)`.
     RopeDivisors,
-    /// `(n_dims / 2)`: divisors up to the original context.
+    /// Divisors of the RoPE frequencies for contexts up to the original, `(n_dims / 2)`.
     RopeShort,
-    /// `(n_dims / 2)`: divisors beyond it.
+    /// Divisors of the RoPE frequencies for longer contexts, `(n_dims / 2)`.
     RopeLong,
-    /// `(hidden)`, before attention.
+    /// Norm before attention, `(hidden)`.
     AttnNorm,
-    /// `(n_heads * head_dim, hidden)`
+    /// Query projection, `(n_heads * head_dim, hidden)`.
     AttnQ,
-    /// `(n_kv_heads * head_dim, hidden)`
+    /// Key projection, `(n_kv_heads * head_dim, hidden)`.
     AttnK,
-    /// `(n_kv_heads * head_dim, hidden)`
+    /// Value projection, `(n_kv_heads * head_dim, hidden)`.
     AttnV,
-    /// `(head_dim)` or `(n_heads * head_dim)`
+    /// Norm of queries, `(head_dim)` or `(n_heads * head_dim)`.
     AttnQNorm,
-    /// `(head_dim)` or `(n_kv_heads * head_dim)`
+    /// Norm of keys, `(head_dim)` or `(n_kv_heads * head_dim)`.
     AttnKNorm,
-    /// `(hidden, n_heads * head_dim)`
+    /// Output projection of attention, `(hidden, n_heads * head_dim)`.
     AttnOut,
-    /// `(hidden)`, after attention.
+    /// Norm after attention, `(hidden)`.
     PostAttnNorm,
-    /// `(hidden)`, before the feed-forward network.
+    /// Norm before the feed-forward network, `(hidden)`.
     FfnNorm,
-    /// `(ffn, hidden)`
+    /// Gate projection, `(ffn, hidden)`.
     FfnGate,
-    /// `(ffn, hidden)`
+    /// Up projection, `(ffn, hidden)`.
     FfnUp,
-    /// `(hidden, ffn)`
+    /// Down projection, `(hidden, ffn)`.
     FfnDown,
-    /// `(hidden)`, after the feed-forward network.
+    /// Norm after the feed-forward network, `(hidden)`.
     PostFfnNorm,
-    /// `(n_positions, hidden)`, added to the token's.
+    /// Position embeddings, `(n_positions, hidden)`.
     PositionEmbedding,
-    /// `(n_types, hidden)`: which of several texts a token belongs to; there is one here, the first.
+    /// Embeddings of token types, `(n_types, hidden)`. Types tell several texts apart; only the
+    /// first is used.
     TokenTypes,
-    /// `(hidden)`, on the sum of embeddings.
+    /// Norm of the sum of embeddings, `(hidden)`.
     EmbeddingNorm,
-    /// `(1)`: factor on what leaves a layer.
+    /// Factor on a layer's output, `(1)`.
     LayerScale,
-    /// `(n_experts, hidden)`
+    /// Router, `(n_experts, hidden)`.
     Router,
-    /// `(n_experts)`: added to the scores by which experts are chosen.
+    /// Bias on the scores by which experts are chosen, `(n_experts)`.
     RouterBias,
-    /// `(n_experts, expert ffn)`
+    /// Bias of the experts' gates, `(n_experts, expert ffn)`.
     ExpertGateBias,
-    /// `(n_experts, expert ffn)`
+    /// Bias of the experts' up projections, `(n_experts, expert ffn)`.
     ExpertUpBias,
-    /// `(n_experts, hidden)`
+    /// Bias of the experts' down projections, `(n_experts, hidden)`.
     ExpertDownBias,
-    /// `(n_heads)`: a logit of each head that takes part in the softmax.
+    /// Attention sinks, `(n_heads)`: a logit of each head that joins the softmax.
     AttnSinks,
-    /// `(query rank, hidden)`
+    /// Projection to the latent of queries, `(query rank, hidden)`.
     AttnQA,
-    /// `(query rank)`
+    /// Norm of the latent of queries, `(query rank)`.
     AttnQANorm,
-    /// `(n_heads * key columns, query rank)`
+    /// Projection from the latent to queries, `(n_heads * key columns, query rank)`.
     AttnQB,
-    /// `(rank + columns that rotate, hidden)`: the latent, and what rotates of all keys.
+    /// Projection to the latent and the shared key columns with RoPE, `(rank + columns with RoPE,
+    /// hidden)`.
     AttnKvA,
-    /// `(rank)`
+    /// Norm of the latent of keys and values, `(rank)`.
     AttnKvANorm,
-    /// `(n_heads * (columns that do not rotate + value columns), rank)`: of each head its keys, then its values.
+    /// Projection from the latent to keys and values, `(n_heads * (columns without RoPE + value
+    /// columns), rank)`. Each head has its keys, then its values.
     AttnKvB,
-    /// `(n_heads, rank, columns that do not rotate)`
+    /// Projection of keys, transposed for each head, `(n_heads, rank, columns without RoPE)`.
     AttnKB,
-    /// `(n_heads, value columns, rank)`
+    /// Projection from the latent to values, `(n_heads, value columns, rank)`.
     AttnVB,
-    /// `(hidden)`: factors on the router's normalised input.
+    /// Factors on the router's normalised input, `(hidden)`.
     RouterScale,
-    /// `(n_experts)`: factors on the weights of experts.
+    /// Factors on the weights of experts, `(n_experts)`.
     ExpertScale,
-    /// `(n_experts, expert ffn, hidden)`
+    /// Gate projections of the experts, `(n_experts, expert ffn, hidden)`.
     ExpertGate,
-    /// `(n_experts, expert ffn, hidden)`
+    /// Up projections of the experts, `(n_experts, expert ffn, hidden)`.
     ExpertUp,
-    /// `(n_experts, hidden, expert ffn)`
+    /// Down projections of the experts, `(n_experts, hidden, expert ffn)`.
     ExpertDown,
-    /// `(1, hidden)`: how much the shared expert counts.
+    /// Projection to the weight of the shared expert, `(1, hidden)`.
     SharedWeight,
-    /// `(hidden)`, before the experts where the dense network next to them has a norm of its own.
+    /// Norm before the experts, if the dense network beside them has its own, `(hidden)`.
     ExpertNorm,
-    /// `(hidden)`, after the dense network next to experts.
+    /// Norm after the dense network beside experts, `(hidden)`.
     PostDenseNorm,
-    /// `(hidden)`, after the experts next to it.
+    /// Norm after the experts beside a dense network, `(hidden)`.
     PostExpertNorm,
-    /// `(n_vocab, n_layers * per layer)`
+    /// Per-layer token embeddings, `(n_vocab, n_layers * per layer)`.
     PerLayerEmbedding,
-    /// `(n_layers * per layer, hidden)`
+    /// Projection of embeddings to per-layer inputs, `(n_layers * per layer, hidden)`.
     PerLayerModel,
-    /// `(per layer)`
+    /// Norm of the projected per-layer inputs, `(per layer)`.
     PerLayerNorm,
-    /// `(per layer, hidden)`
+    /// Gate of a layer's per-layer input, `(per layer, hidden)`.
     PerLayerGate,
-    /// `(hidden, per layer)`
+    /// Output projection of the per-layer input, `(hidden, per layer)`.
     PerLayerOut,
-    /// `(hidden)`, after that.
+    /// Norm after the output projection of the per-layer input, `(hidden)`.
     PostPerLayerNorm,
     /// The first convolution over the input, `(hidden, inputs, size)`.
     Conv1,
-    /// The second, `(hidden, hidden, size)`.
+    /// The second convolution over the input, `(hidden, hidden, size)`.
     Conv2,
-    /// `(hidden)`: of the layer that predicts one token more, on the embedding of the next.
+    /// Norm of the token embedding in a layer for multi-token prediction, `(hidden)`.
     NextEmbeddingNorm,
-    /// `(hidden)`, on the state that the main model's head reads.
+    /// Norm of the main model's state in a layer for multi-token prediction, `(hidden)`.
     NextHiddenNorm,
-    /// `(hidden, 2 * hidden)`: from both of these to the layer, the embedding's columns first.
+    /// Projection of embedding and state to the layer for multi-token prediction, `(hidden, 2 *
+    /// hidden)`, the embedding's columns first.
     NextProjection,
-    /// `(hidden)`, before the head.
+    /// Norm before the head in a layer for multi-token prediction, `(hidden)`.
     NextOutputNorm,
-    /// `(hidden)`, before the attention to the encoder's states.
+    /// Norm before cross-attention, `(hidden)`.
     CrossNorm,
-    /// `(n_heads * head_dim, hidden)`
+    /// Query projection of cross-attention, `(n_heads * head_dim, hidden)`.
     CrossQ,
-    /// `(n_kv_heads * head_dim, hidden)`, of the encoder's states.
+    /// Key projection of the encoder's states, `(n_kv_heads * head_dim, hidden)`.
     CrossK,
-    /// `(n_kv_heads * head_dim, hidden)`, of the encoder's states.
+    /// Value projection of the encoder's states, `(n_kv_heads * head_dim, hidden)`.
     CrossV,
-    /// `(hidden, n_heads * head_dim)`
+    /// Output projection of cross-attention, `(hidden, n_heads * head_dim)`.
     CrossOut,
-    /// Of a recurrent layer: which rows of the state come out, `(n_groups * rows, hidden)`.
+    /// Projection to q of a recurrence, by which rows of the state are read, `(n_groups * rows,
+    /// hidden)`.
     RecurrentQ,
-    /// Into which rows, `(n_groups * rows, hidden)`.
+    /// Projection to k of a recurrence, by which rows of the state are written, `(n_groups * rows,
+    /// hidden)`.
     RecurrentK,
-    /// What goes in, `(heads * head_dim, hidden)`.
+    /// Projection to v of a recurrence, the input of its state, `(heads * head_dim, hidden)`.
     RecurrentV,
-    /// `(heads * head_dim, hidden)`, a gate on what comes out.
+    /// Gate on the output of a recurrence, `(heads * head_dim, hidden)`.
     RecurrentGate,
-    /// How much of the difference goes in, `(heads, hidden)`.
+    /// Projection to beta, the share of the difference that is written, `(heads, hidden)`.
     RecurrentBeta,
-    /// How far a position is from the one before, `(heads, hidden)`.
+    /// Projection to the time step, `(heads, hidden)`.
     RecurrentStep,
-    /// Q, k, v and the gate of each key head, one key head after another.
+    /// Projection to q, k, v and the gate, grouped by key head.
     RecurrentAll,
-    /// Beta and step of each key head, one key head after another.
+    /// Projection to beta and the time step, grouped by key head.
     RecurrentBetaStep,
-    /// `(n_groups * rows, size)`: taps of the convolution of q.
+    /// Taps of the convolution of q, `(n_groups * rows, size)`.
     ConvQ,
-    /// `(n_groups * rows, size)`
+    /// Taps of the convolution of k, `(n_groups * rows, size)`.
     ConvK,
-    /// `(heads * head_dim, size)`
+    /// Taps of the convolution of v, `(heads * head_dim, size)`.
     ConvV,
-    /// `(heads)`, added to the step.
+    /// Bias of the time step, `(heads)`.
     StepBias,
-    /// `(heads)`: decay for a step. Hugging Face checkpoints hold the logarithm of its size.
+    /// Decay for a time step of 1, `(heads)`. Hugging Face checkpoints store the logarithm of its
+    /// negative.
     Rate,
-    /// `(heads)`: how much of what goes in comes out at once.
+    /// Share of the input that is added to the output directly, `(heads)`.
     Skip,
-    /// `(head_dim)`, or `(heads * head_dim)` in groups.
+    /// Norm of the output of a recurrence, `(head_dim)`, or `(heads * head_dim)` in groups.
     RecurrentNorm,
-    /// `(hidden, heads * head_dim)`
+    /// Output projection of a recurrence, `(hidden, heads * head_dim)`.
     RecurrentOut,
-    /// `(latent, hidden)`: to the columns that experts work in.
+    /// Projection to the columns that experts work in, `(latent, hidden)`.
     LatentDown,
-    /// `(hidden, latent)`, from there.
+    /// Projection from the columns that experts work in, `(hidden, latent)`.
     LatentUp,
-    /// `(head_dim, hidden)`: to the few columns that the gate of a recurrence comes through.
+    /// First, low-rank projection of a recurrence's gate, `(head_dim, hidden)`.
     GateDown,
-    /// `(head_dim, hidden)`: to those that its steps come through.
+    /// First, low-rank projection of a recurrence's time steps, `(head_dim, hidden)`.
     StepDown,
-    /// `(n_streams - 1, hidden, hidden)`: from the embedding to each other stream.
+    /// Projections from the embedding to each other stream, `(n_streams - 1, hidden, hidden)`.
     StreamsIn,
-    /// `(n_streams - 1, hidden, hidden)`: from each other stream to what is added up at the end.
+    /// Projections of each other stream at the end of the model, `(n_streams - 1, hidden, hidden)`.
     StreamsOut,
-    /// `(hidden)`, before the router of streams.
+    /// Norm before the router of streams, `(hidden)`.
     StreamNorm,
-    /// `(n_streams, hidden)`
+    /// Router of streams, `(n_streams, hidden)`.
     StreamRouter,
-    /// `(n_streams * n_streams, n_streams)`: from what the router says to how much of each stream each prediction has.
+    /// Projection from the router to the share of each stream in each prediction, `(n_streams *
+    /// n_streams, n_streams)`.
     StreamPredictions,
-    /// `(n_streams, n_streams)`: from what the router says to how much each stream is corrected.
+    /// Projection from the router to the factor of each stream's correction, `(n_streams,
+    /// n_streams)`.
     StreamCorrections,
-    /// `(hidden)`: factors on the first stream where the layer's own input is added.
+    /// Factors on the first stream where the per-layer input is added, `(hidden)`.
     StreamScale,
-    /// `(laurel rank, hidden)`
+    /// Down projection of the low-rank residual, `(laurel rank, hidden)`.
     LaurelDown,
-    /// `(hidden, laurel rank)`
+    /// Up projection of the low-rank residual, `(hidden, laurel rank)`.
     LaurelUp,
-    /// `(hidden)`, after that.
+    /// Norm of the low-rank residual, `(hidden)`.
     LaurelNorm,
 }
 
 impl TensorRole {
-    /// Whether it is the weight of a norm, which some families store less 1.
+    /// True if the role is the weight of a norm, which some families store less 1.
     pub(crate) fn is_norm(self) -> bool {
         matches!(
             self,
@@ -221,15 +230,15 @@ impl TensorRole {
         )
     }
 
-    /// For people.
+    /// Description for people.
     pub fn what(self) -> &'static str {
         match self {
             TokenEmbedding => "token embedding",
             OutputNorm => "output norm",
             Output => "output head",
-            RopeDivisors => "rope frequency divisors",
-            RopeShort => "rope short factors",
-            RopeLong => "rope long factors",
+            RopeDivisors => "RoPE frequency divisors",
+            RopeShort => "RoPE short factors",
+            RopeLong => "RoPE long factors",
             AttnNorm => "attention norm",
             AttnQ => "query projection",
             AttnK => "key projection",
@@ -248,7 +257,7 @@ impl TensorRole {
             EmbeddingNorm => "embedding norm",
             LayerScale => "factor of the layer",
             Router => "router of experts",
-            RouterBias => "bias by which experts are chosen",
+            RouterBias => "bias on the choice of experts",
             ExpertGateBias => "gate biases of the experts",
             ExpertUpBias => "up biases of the experts",
             ExpertDownBias => "down biases of the experts",
@@ -270,26 +279,26 @@ impl TensorRole {
             ExpertNorm => "norm before the experts",
             PostDenseNorm => "norm after the dense network",
             PostExpertNorm => "norm after the experts",
-            PerLayerEmbedding => "embedding of each layer",
-            PerLayerModel => "projection to each layer's input",
-            PerLayerNorm => "norm of each layer's input",
-            PerLayerGate => "gate of the layer's input",
-            PerLayerOut => "projection of the layer's input",
-            PostPerLayerNorm => "norm after the layer's input",
+            PerLayerEmbedding => "per-layer embedding",
+            PerLayerModel => "projection to per-layer inputs",
+            PerLayerNorm => "norm of per-layer inputs",
+            PerLayerGate => "gate of the per-layer input",
+            PerLayerOut => "output projection of the per-layer input",
+            PostPerLayerNorm => "norm after the per-layer input",
             Conv1 => "first convolution",
             Conv2 => "second convolution",
             NextEmbeddingNorm => "norm of the next token's embedding",
             NextHiddenNorm => "norm of the state before the next token",
-            NextProjection => "projection to the layer that predicts one token more",
-            NextOutputNorm => "norm after the layer that predicts one token more",
+            NextProjection => "projection to the layer for multi-token prediction",
+            NextOutputNorm => "norm after the layer for multi-token prediction",
             CrossNorm => "cross-attention norm",
             CrossQ => "cross-attention query projection",
             CrossK => "cross-attention key projection",
             CrossV => "cross-attention value projection",
             CrossOut => "cross-attention output projection",
-            RecurrentQ => "projection to what comes out of a recurrent state",
-            RecurrentK => "projection to where things go in a recurrent state",
-            RecurrentV => "projection to what goes into a recurrent state",
+            RecurrentQ => "q projection of a recurrent layer",
+            RecurrentK => "k projection of a recurrent layer",
+            RecurrentV => "v projection of a recurrent layer",
             RecurrentGate => "gate projection of a recurrent layer",
             RecurrentBeta => "beta projection of a recurrent layer",
             RecurrentStep => "step projection of a recurrent layer",

@@ -1,33 +1,37 @@
-//! The name of each tensor, in GGUF files and in Hugging Face checkpoints. Those of recurrent layers and of speech models are in
-//! files beside this one.
+//! The name of each tensor in GGUF files and Hugging Face checkpoints. Recurrent layers and speech
+//! models have files of their own.
 //!
-//! A family lists tables, and takes all rows of a role from the first that has any. So a table is what several families have in
-//! common, or what one of them has alone.
+//! A family lists tables. For each role it uses all rows of the first table with rows for that
+//! role. So a table holds what several families share, or what one family has alone.
 
 use weights::Naming;
 
 use super::NEXT_PREFIX;
 use super::roles::TensorRole::{self, *};
 
-/// What a tensor is called. `.weight` or `.bias` follows, unless `$` ends the name. Empty names: never there.
+/// Names of a tensor. `.weight` or `.bias` follows, unless `$` ends the name. Empty: files of that
+/// naming lack the tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorName {
-    /// What it is for.
+    /// The role of the tensor; of a tensor that holds several roles, the first.
     pub role: TensorRole,
-    /// `{l}` is the layer, `{e}` the expert, where each is a tensor by itself.
+    /// Name in GGUF files. `{l}` is the layer, and `{e}` the expert if each is a tensor of its own.
     pub gguf: &'static str,
-    /// `{model}` is one of [`MODEL_PREFIXES`](super::MODEL_PREFIXES), `{layer}` is `{model}layers.{l}.`. `{next}` is
-    /// [`NEXT_PREFIX`](super::NEXT_PREFIX): names with it are of that layer alone.
+    /// Name in Hugging Face checkpoints. `{model}` is one of
+    /// [`MODEL_PREFIXES`](super::MODEL_PREFIXES), and `{layer}` is `{model}layers.{l}.`. `{next}`
+    /// is [`NEXT_PREFIX`](super::NEXT_PREFIX); only layers for multi-token prediction have names
+    /// with it.
     pub hf: &'static str,
-    /// `/weight` or `/bias` follows.
+    /// Name in CTranslate2 files; `/weight` or `/bias` follows.
     pub ctranslate2: &'static str,
-    /// OpenAI's names.
+    /// Name in whisper.cpp files, which is OpenAI's.
     pub whisper_cpp: &'static str,
-    /// The tensor holds the rows of all of these, one after another, this role's among them. Empty: it holds this role alone.
+    /// The roles whose rows the tensor holds, one after another. Empty: it holds `role` alone.
     pub stacked: &'static [TensorRole],
-    /// In Hugging Face checkpoints the matrix is `(n_in, n_out)`: it is turned at load.
+    /// True if Hugging Face checkpoints store the matrix as `(n_in, n_out)`, which is transposed at
+    /// load.
     pub transposed: bool,
-    /// There the rows of the stacked roles alternate.
+    /// True if the rows of the stacked roles alternate in Hugging Face checkpoints.
     pub interleaved: bool,
 }
 
@@ -54,25 +58,21 @@ const fn interleaved(name: TensorName) -> TensorName {
     TensorName { interleaved: true, ..name }
 }
 
+/// One tensor that holds the rows of several roles.
 pub(super) const fn stacked(
-    role: TensorRole,
     gguf: &'static str,
     hf: &'static str,
     stacked: &'static [TensorRole],
 ) -> TensorName {
-    TensorName {
-        role,
-        gguf,
-        hf,
-        ctranslate2: "",
-        whisper_cpp: "",
-        stacked,
-        transposed: false,
-        interleaved: false,
-    }
+    TensorName { stacked, ..alone(stacked[0], gguf, hf) }
 }
 
-/// What most families say. Rows of the same role are alternatives.
+/// One tensor that holds the rows of queries, keys and values.
+pub(super) const fn qkv(gguf: &'static str, hf: &'static str) -> TensorName {
+    stacked(gguf, hf, &[AttnQ, AttnK, AttnV])
+}
+
+/// Names that most families share. Rows of the same role are alternatives.
 #[rustfmt::skip]
 pub const STANDARD: &[TensorName] = &[
     alone(TokenEmbedding, "token_embd", "{model}embed_tokens"),
@@ -103,120 +103,113 @@ pub const STANDARD: &[TensorName] = &[
     alone(NextOutputNorm, "", "{next}norm"),
 ];
 
-/// Norms after the branches take over the name that others give to the norm before the feed-forward network.
+/// Norms before and after the branches. The common name of the norm before the feed-forward network
+/// here names the one after attention.
 #[rustfmt::skip]
-pub const SANDWICH: &[TensorName] = &[
+pub const SANDWICH_NORMS: &[TensorName] = &[
     alone(PostAttnNorm, "blk.{l}.post_attention_norm", "{layer}post_attention_layernorm"),
     alone(FfnNorm, "blk.{l}.ffn_norm", "{layer}pre_feedforward_layernorm"),
     alone(PostFfnNorm, "blk.{l}.post_ffw_norm", "{layer}post_feedforward_layernorm"),
 ];
 
-/// Gate and up in one matrix.
+/// Gate and up projections in one matrix.
 #[rustfmt::skip]
-pub const GATE_UP: &[TensorName] = &[
-    stacked(FfnGate, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
-    stacked(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
+pub const FUSED_GATE_UP: &[TensorName] = &[
+    stacked("blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
 ];
 
-/// Queries, keys and values in one matrix in some GGUF files only.
+/// Query, key and value projections, in one matrix in some GGUF files.
 #[rustfmt::skip]
-pub const QKV_IN_SOME: &[TensorName] = &[
+pub const MAYBE_FUSED_QKV: &[TensorName] = &[
     alone(AttnQ, "blk.{l}.attn_q", "{layer}self_attn.q_proj"),
     alone(AttnK, "blk.{l}.attn_k", "{layer}self_attn.k_proj"),
     alone(AttnV, "blk.{l}.attn_v", "{layer}self_attn.v_proj"),
-    stacked(AttnQ, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
-    stacked(AttnK, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
-    stacked(AttnV, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    qkv("blk.{l}.attn_qkv", ""),
 ];
 
-/// Queries, keys and values in one matrix.
+/// Query, key and value projections in one matrix.
 #[rustfmt::skip]
-pub const QKV: &[TensorName] = &[
-    stacked(AttnQ, "blk.{l}.attn_qkv", "{layer}self_attn.qkv_proj", &[AttnQ, AttnK, AttnV]),
-    stacked(AttnK, "blk.{l}.attn_qkv", "{layer}self_attn.qkv_proj", &[AttnQ, AttnK, AttnV]),
-    stacked(AttnV, "blk.{l}.attn_qkv", "{layer}self_attn.qkv_proj", &[AttnQ, AttnK, AttnV]),
+pub const FUSED_QKV: &[TensorName] = &[
+    qkv("blk.{l}.attn_qkv", "{layer}self_attn.qkv_proj"),
 ];
 
-/// Experts whose matrices have numbers for names.
+/// Mixtral: numbered matrices of experts.
 #[rustfmt::skip]
-pub const NUMBERED_EXPERTS: &[TensorName] = &[
+pub const MIXTRAL_EXPERTS: &[TensorName] = &[
     alone(Router, "blk.{l}.ffn_gate_inp", "{layer}block_sparse_moe.gate"),
     alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}block_sparse_moe.experts.{e}.w1"),
     alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}block_sparse_moe.experts.{e}.w3"),
     alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}block_sparse_moe.experts.{e}.w2"),
-    // Files of before experts were one tensor.
+    // Older files have one tensor for each expert.
     alone(ExpertGate, "blk.{l}.ffn_gate.{e}", "{layer}block_sparse_moe.switch_mlp.gate_proj"),
     alone(ExpertUp, "blk.{l}.ffn_up.{e}", "{layer}block_sparse_moe.switch_mlp.up_proj"),
     alone(ExpertDown, "blk.{l}.ffn_down.{e}", "{layer}block_sparse_moe.switch_mlp.down_proj"),
 ];
 
-/// Four norms a layer, those after the branches named for them.
+/// GLM-4: four norms a layer, with names of their own for those after the branches.
 #[rustfmt::skip]
-pub const NAMED_POST_NORMS: &[TensorName] = &[
+pub const GLM4_NORMS: &[TensorName] = &[
     alone(PostAttnNorm, "blk.{l}.post_attention_norm", "{layer}post_self_attn_layernorm"),
     alone(FfnNorm, "blk.{l}.ffn_norm", "{layer}post_attention_layernorm"),
     alone(PostFfnNorm, "blk.{l}.post_ffw_norm", "{layer}post_mlp_layernorm"),
 ];
 
-/// GGUF files that name the norm before the network for what stands before it.
+/// GGUF files that call the norm before the feed-forward network `post_attention_norm`.
 #[rustfmt::skip]
 pub const FFN_NORM_AFTER_ATTENTION: &[TensorName] = &[
     alone(FfnNorm, "blk.{l}.post_attention_norm", "{layer}post_attention_layernorm"),
 ];
 
-/// Two matrices of a network without a gate.
+/// StarCoder 2: a feed-forward network without a gate.
 #[rustfmt::skip]
-pub const UNGATED: &[TensorName] = &[
+pub const STARCODER2_FFN: &[TensorName] = &[
     alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.c_fc"),
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.c_proj"),
 ];
 
-/// Norms of queries and keys under other names.
+/// Hunyuan: norms of queries and keys.
 #[rustfmt::skip]
-pub const QK_LAYER_NORMS: &[TensorName] = &[
+pub const HUNYUAN_QK_NORMS: &[TensorName] = &[
     alone(AttnQNorm, "blk.{l}.attn_q_norm", "{layer}self_attn.query_layernorm"),
     alone(AttnKNorm, "blk.{l}.attn_k_norm", "{layer}self_attn.key_layernorm"),
 ];
 
-/// Experts in two tensors, those of gate and up one after the other.
+/// Granite: experts in two tensors, of which one stacks gate and up.
 #[rustfmt::skip]
-pub const STACKED_EXPERTS: &[TensorName] = &[
+pub const GRANITE_EXPERTS: &[TensorName] = &[
     alone(Router, "blk.{l}.ffn_gate_inp", "{layer}block_sparse_moe.router.layer"),
     alone(Router, "", "{layer}block_sparse_moe.router"),
     alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}block_sparse_moe.switch_mlp.gate_proj"),
     alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}block_sparse_moe.switch_mlp.up_proj"),
     alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}block_sparse_moe.switch_mlp.down_proj"),
-    stacked(ExpertGate, "", "{layer}block_sparse_moe.input_linear", &[ExpertGate, ExpertUp]),
-    stacked(ExpertUp, "", "{layer}block_sparse_moe.input_linear", &[ExpertGate, ExpertUp]),
+    stacked("", "{layer}block_sparse_moe.input_linear", &[ExpertGate, ExpertUp]),
     alone(ExpertDown, "", "{layer}block_sparse_moe.output_linear"),
 ];
 
-/// One norm, before both branches, and names from before the others agreed on theirs.
+/// Phi: parallel branches after one norm.
 #[rustfmt::skip]
-pub const PARALLEL: &[TensorName] = &[
+pub const PHI: &[TensorName] = &[
     alone(OutputNorm, "output_norm", "{model}final_layernorm"),
     alone(AttnOut, "blk.{l}.attn_output", "{layer}self_attn.dense"),
     alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.fc1"),
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.fc2"),
 ];
 
-/// The first decoder, whose matrices are `(n_in, n_out)`.
+/// GPT-2: matrices of shape `(n_in, n_out)`.
 #[rustfmt::skip]
-pub const TRANSPOSED: &[TensorName] = &[
+pub const GPT2: &[TensorName] = &[
     alone(TokenEmbedding, "token_embd", "{model}wte"),
     alone(PositionEmbedding, "position_embd", "{model}wpe"),
     alone(OutputNorm, "output_norm", "{model}ln_f"),
     alone(AttnNorm, "blk.{l}.attn_norm", "{model}h.{l}.ln_1"),
-    transposed(stacked(AttnQ, "blk.{l}.attn_qkv", "{model}h.{l}.attn.c_attn", &[AttnQ, AttnK, AttnV])),
-    transposed(stacked(AttnK, "blk.{l}.attn_qkv", "{model}h.{l}.attn.c_attn", &[AttnQ, AttnK, AttnV])),
-    transposed(stacked(AttnV, "blk.{l}.attn_qkv", "{model}h.{l}.attn.c_attn", &[AttnQ, AttnK, AttnV])),
+    transposed(qkv("blk.{l}.attn_qkv", "{model}h.{l}.attn.c_attn")),
     transposed(alone(AttnOut, "blk.{l}.attn_output", "{model}h.{l}.attn.c_proj")),
     alone(FfnNorm, "blk.{l}.ffn_norm", "{model}h.{l}.ln_2"),
     transposed(alone(FfnUp, "blk.{l}.ffn_up", "{model}h.{l}.mlp.c_fc")),
     transposed(alone(FfnDown, "blk.{l}.ffn_down", "{model}h.{l}.mlp.c_proj")),
 ];
 
-/// Routers with a bias for choosing, some shared experts added plainly, dense first layers.
+/// Routers with a bias on the choice, unweighted shared experts, and dense first layers.
 #[rustfmt::skip]
 pub const SHARED_EXPERTS: &[TensorName] = &[
     alone(RouterBias, "blk.{l}.exp_probs_b.bias$", "{layer}mlp.gate.e_score_correction_bias$"),
@@ -229,9 +222,9 @@ pub const SHARED_EXPERTS: &[TensorName] = &[
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.down_proj"),
 ];
 
-/// Keys and values from a latent, queries from one or not.
+/// Latent attention (MLA): keys and values from a latent, and queries from a latent or directly.
 #[rustfmt::skip]
-pub const LATENT: &[TensorName] = &[
+pub const MLA: &[TensorName] = &[
     alone(AttnQA, "blk.{l}.attn_q_a", "{layer}self_attn.q_a_proj"),
     alone(AttnQANorm, "blk.{l}.attn_q_a_norm", "{layer}self_attn.q_a_layernorm"),
     alone(AttnQB, "blk.{l}.attn_q_b", "{layer}self_attn.q_b_proj"),
@@ -242,12 +235,11 @@ pub const LATENT: &[TensorName] = &[
     alone(AttnVB, "blk.{l}.attn_v_b", ""),
 ];
 
-/// Experts in two tensors whose matrices are `(n_in, n_out)`, next to a shared one.
+/// Llama 4: experts in two tensors with matrices of shape `(n_in, n_out)`, beside a shared expert.
 #[rustfmt::skip]
-pub const TURNED_EXPERTS: &[TensorName] = &[
+pub const LLAMA4_EXPERTS: &[TensorName] = &[
     alone(Router, "blk.{l}.ffn_gate_inp", "{layer}feed_forward.router"),
-    transposed(stacked(ExpertGate, "", "{layer}feed_forward.experts.gate_up_proj$", &[ExpertGate, ExpertUp])),
-    transposed(stacked(ExpertUp, "", "{layer}feed_forward.experts.gate_up_proj$", &[ExpertGate, ExpertUp])),
+    transposed(stacked("", "{layer}feed_forward.experts.gate_up_proj$", &[ExpertGate, ExpertUp])),
     transposed(alone(ExpertDown, "", "{layer}feed_forward.experts.down_proj$")),
     alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}feed_forward.experts.gate_proj"),
     alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}feed_forward.experts.up_proj"),
@@ -260,31 +252,29 @@ pub const TURNED_EXPERTS: &[TensorName] = &[
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}feed_forward.down_proj"),
 ];
 
-/// Experts with biases, gate and up alternating, as numbers or as blocks of 4 bits; sinks.
+/// gpt-oss: attention sinks, and experts with biases. Gate and up alternate, as numbers or as
+/// blocks of 4 bits.
 #[rustfmt::skip]
-pub const BIASED_EXPERTS: &[TensorName] = &[
+pub const GPT_OSS_EXPERTS: &[TensorName] = &[
     alone(AttnSinks, "blk.{l}.attn_sinks.weight$", "{layer}self_attn.sinks$"),
     alone(Router, "blk.{l}.ffn_gate_inp", "{layer}mlp.router"),
-    interleaved(transposed(stacked(ExpertGate, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]))),
-    interleaved(transposed(stacked(ExpertUp, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]))),
+    interleaved(transposed(stacked("", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]))),
     transposed(alone(ExpertDown, "", "{layer}mlp.experts.down_proj$")),
-    interleaved(stacked(ExpertGate, "", "{layer}mlp.experts.gate_up_proj_blocks$", &[ExpertGate, ExpertUp])),
-    interleaved(stacked(ExpertUp, "", "{layer}mlp.experts.gate_up_proj_blocks$", &[ExpertGate, ExpertUp])),
+    interleaved(stacked("", "{layer}mlp.experts.gate_up_proj_blocks$", &[ExpertGate, ExpertUp])),
     alone(ExpertDown, "", "{layer}mlp.experts.down_proj_blocks$"),
     alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}mlp.experts.gate_proj"),
     alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}mlp.experts.up_proj"),
     alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}mlp.experts.down_proj"),
-    interleaved(stacked(ExpertGateBias, "", "{layer}mlp.experts.gate_up_proj_bias$", &[ExpertGateBias, ExpertUpBias])),
-    interleaved(stacked(ExpertUpBias, "", "{layer}mlp.experts.gate_up_proj_bias$", &[ExpertGateBias, ExpertUpBias])),
+    interleaved(stacked("", "{layer}mlp.experts.gate_up_proj_bias$", &[ExpertGateBias, ExpertUpBias])),
     alone(ExpertDownBias, "blk.{l}.ffn_down_exps.bias$", "{layer}mlp.experts.down_proj_bias$"),
     alone(ExpertGateBias, "blk.{l}.ffn_gate_exps.bias$", "{layer}mlp.experts.gate_proj.bias$"),
     alone(ExpertUpBias, "blk.{l}.ffn_up_exps.bias$", "{layer}mlp.experts.up_proj.bias$"),
     alone(ExpertDownBias, "", "{layer}mlp.experts.down_proj.bias$"),
 ];
 
-/// An encoder in the manner of the first transformers: norms on the sums.
+/// BERT: an encoder with norms on the sums.
 #[rustfmt::skip]
-pub const ENCODER: &[TensorName] = &[
+pub const BERT: &[TensorName] = &[
     alone(TokenEmbedding, "token_embd", "{model}embeddings.word_embeddings"),
     alone(PositionEmbedding, "position_embd", "{model}embeddings.position_embeddings"),
     alone(TokenTypes, "token_types", "{model}embeddings.token_type_embeddings"),
@@ -299,32 +289,27 @@ pub const ENCODER: &[TensorName] = &[
     alone(PostFfnNorm, "blk.{l}.layer_output_norm", "{model}encoder.layer.{l}.output.LayerNorm"),
 ];
 
-/// An encoder whose norms stand before the branches, with fused projections.
+/// ModernBERT: an encoder with norms before the branches and fused projections.
 #[rustfmt::skip]
-pub const FUSED_ENCODER: &[TensorName] = &[
+pub const MODERNBERT: &[TensorName] = &[
     alone(TokenEmbedding, "token_embd", "{model}embeddings.tok_embeddings"),
     alone(EmbeddingNorm, "token_embd_norm", "{model}embeddings.norm"),
     alone(OutputNorm, "output_norm", "{model}final_norm"),
     alone(AttnNorm, "blk.{l}.attn_norm", "{layer}attn_norm"),
-    stacked(AttnQ, "blk.{l}.attn_qkv", "{layer}attn.Wqkv", &[AttnQ, AttnK, AttnV]),
-    stacked(AttnK, "blk.{l}.attn_qkv", "{layer}attn.Wqkv", &[AttnQ, AttnK, AttnV]),
-    stacked(AttnV, "blk.{l}.attn_qkv", "{layer}attn.Wqkv", &[AttnQ, AttnK, AttnV]),
+    qkv("blk.{l}.attn_qkv", "{layer}attn.Wqkv"),
     alone(AttnOut, "blk.{l}.attn_output", "{layer}attn.Wo"),
     alone(FfnNorm, "blk.{l}.ffn_norm", "{layer}mlp_norm"),
-    stacked(FfnGate, "blk.{l}.ffn_up", "{layer}mlp.Wi", &[FfnGate, FfnUp]),
-    stacked(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.Wi", &[FfnGate, FfnUp]),
+    stacked("blk.{l}.ffn_up", "{layer}mlp.Wi", &[FfnGate, FfnUp]),
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.Wo"),
 ];
 
-/// An encoder with norms on the sums that rotates and has a gate.
+/// Nomic BERT: an encoder with norms on the sums, RoPE and a gated network.
 #[rustfmt::skip]
-pub const TURNING_ENCODER: &[TensorName] = &[
+pub const NOMIC_BERT: &[TensorName] = &[
     alone(TokenEmbedding, "token_embd", "{model}embeddings.word_embeddings"),
     alone(TokenTypes, "token_types", "{model}embeddings.token_type_embeddings"),
     alone(EmbeddingNorm, "token_embd_norm", "{model}emb_ln"),
-    stacked(AttnQ, "blk.{l}.attn_qkv", "{model}encoder.layers.{l}.attn.Wqkv", &[AttnQ, AttnK, AttnV]),
-    stacked(AttnK, "blk.{l}.attn_qkv", "{model}encoder.layers.{l}.attn.Wqkv", &[AttnQ, AttnK, AttnV]),
-    stacked(AttnV, "blk.{l}.attn_qkv", "{model}encoder.layers.{l}.attn.Wqkv", &[AttnQ, AttnK, AttnV]),
+    qkv("blk.{l}.attn_qkv", "{model}encoder.layers.{l}.attn.Wqkv"),
     alone(AttnOut, "blk.{l}.attn_output", "{model}encoder.layers.{l}.attn.out_proj"),
     alone(PostAttnNorm, "blk.{l}.attn_output_norm", "{model}encoder.layers.{l}.norm1"),
     alone(FfnUp, "blk.{l}.ffn_up", "{model}encoder.layers.{l}.mlp.fc11"),
@@ -333,15 +318,13 @@ pub const TURNING_ENCODER: &[TensorName] = &[
     alone(PostFfnNorm, "blk.{l}.layer_output_norm", "{model}encoder.layers.{l}.norm2"),
 ];
 
-/// The same without a gate, and with another name for what attends.
+/// Jina Embeddings v3: an encoder with norms on the sums and RoPE. Attention is called `mixer`.
 #[rustfmt::skip]
-pub const MIXING_ENCODER: &[TensorName] = &[
+pub const JINA_V3: &[TensorName] = &[
     alone(TokenEmbedding, "token_embd", "{model}embeddings.word_embeddings"),
     alone(TokenTypes, "token_types", "{model}embeddings.token_type_embeddings"),
     alone(EmbeddingNorm, "token_embd_norm", "{model}emb_ln"),
-    stacked(AttnQ, "blk.{l}.attn_qkv", "{model}encoder.layers.{l}.mixer.Wqkv", &[AttnQ, AttnK, AttnV]),
-    stacked(AttnK, "blk.{l}.attn_qkv", "{model}encoder.layers.{l}.mixer.Wqkv", &[AttnQ, AttnK, AttnV]),
-    stacked(AttnV, "blk.{l}.attn_qkv", "{model}encoder.layers.{l}.mixer.Wqkv", &[AttnQ, AttnK, AttnV]),
+    qkv("blk.{l}.attn_qkv", "{model}encoder.layers.{l}.mixer.Wqkv"),
     alone(AttnOut, "blk.{l}.attn_output", "{model}encoder.layers.{l}.mixer.out_proj"),
     alone(PostAttnNorm, "blk.{l}.attn_output_norm", "{model}encoder.layers.{l}.norm1"),
     alone(FfnUp, "blk.{l}.ffn_up", "{model}encoder.layers.{l}.mlp.fc1"),
@@ -349,17 +332,16 @@ pub const MIXING_ENCODER: &[TensorName] = &[
     alone(PostFfnNorm, "blk.{l}.layer_output_norm", "{model}encoder.layers.{l}.norm2"),
 ];
 
-/// A router and experts in place of the dense network, or next to one that all rows go through.
+/// A router and experts, alone or beside a shared expert.
 #[rustfmt::skip]
 pub const EXPERTS: &[TensorName] = &[
     alone(Router, "blk.{l}.ffn_gate_inp", "{layer}mlp.gate"),
     alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}mlp.experts.{e}.gate_proj"),
-    stacked(ExpertGate, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
     alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}mlp.experts.{e}.up_proj"),
-    stacked(ExpertUp, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
+    stacked("", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
     alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}mlp.experts.{e}.down_proj"),
     alone(ExpertDown, "", "{layer}mlp.experts.down_proj$"),
-    // MLX's converters stack each projection's experts and name the stack.
+    // MLX's converters stack the experts of each projection.
     alone(ExpertGate, "", "{layer}mlp.switch_mlp.gate_proj"),
     alone(ExpertUp, "", "{layer}mlp.switch_mlp.up_proj"),
     alone(ExpertDown, "", "{layer}mlp.switch_mlp.down_proj"),
@@ -372,14 +354,12 @@ pub const EXPERTS: &[TensorName] = &[
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.down_proj"),
 ];
 
-/// Experts in two tensors whose matrices are `(n_in, n_out)` as they were published, and `(n_out, n_in)` where transformers saved
-/// them: their shape tells.
+/// Qwen3-VL: experts in two tensors. Published matrices are `(n_in, n_out)` and those saved by
+/// transformers `(n_out, n_in)`; the shape tells which.
 #[rustfmt::skip]
-pub const EXPERTS_EITHER_WAY: &[TensorName] = &[
-    stacked(ExpertGate, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
-    transposed(stacked(ExpertGate, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp])),
-    stacked(ExpertUp, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
-    transposed(stacked(ExpertUp, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp])),
+pub const QWEN3_VL_EXPERTS: &[TensorName] = &[
+    stacked("", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
+    transposed(stacked("", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp])),
     alone(ExpertDown, "", "{layer}mlp.experts.down_proj$"),
     transposed(alone(ExpertDown, "", "{layer}mlp.experts.down_proj$")),
     alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}mlp.switch_mlp.gate_proj"),
@@ -387,15 +367,15 @@ pub const EXPERTS_EITHER_WAY: &[TensorName] = &[
     alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}mlp.switch_mlp.down_proj"),
 ];
 
-/// Experts next to a dense network, each with norms of its own, inputs of single layers, and factors on layers.
+/// Gemma 4: experts beside a dense network, each with its own norms, per-layer inputs, and layer
+/// factors.
 #[rustfmt::skip]
-pub const PER_LAYER: &[TensorName] = &[
+pub const GEMMA4: &[TensorName] = &[
     alone(LayerScale, "blk.{l}.layer_output_scale", "{layer}layer_scalar$"),
     alone(Router, "blk.{l}.ffn_gate_inp", "{layer}router.proj"),
     alone(RouterScale, "blk.{l}.ffn_gate_inp.scale$", "{layer}router.scale$"),
     alone(ExpertScale, "blk.{l}.ffn_down_exps.scale$", "{layer}router.per_expert_scale$"),
-    stacked(ExpertGate, "blk.{l}.ffn_gate_up_exps", "{layer}experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
-    stacked(ExpertUp, "blk.{l}.ffn_gate_up_exps", "{layer}experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
+    stacked("blk.{l}.ffn_gate_up_exps", "{layer}experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
     alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}experts.down_proj$"),
     alone(ExpertGate, "", "{layer}experts.switch_glu.gate_proj"),
     alone(ExpertUp, "", "{layer}experts.switch_glu.up_proj"),
@@ -411,9 +391,9 @@ pub const PER_LAYER: &[TensorName] = &[
     alone(PostPerLayerNorm, "blk.{l}.post_norm", "{layer}post_per_layer_input_norm"),
 ];
 
-/// Several residual streams, and a low-rank residual beside each layer.
+/// AltUp's residual streams, and LAuReL's low-rank residual (Gemma 3n).
 #[rustfmt::skip]
-pub const STREAMS: &[TensorName] = &[
+pub const ALTUP: &[TensorName] = &[
     alone(StreamsIn, "altup_proj", "{model}altup_projections.{e}"),
     alone(StreamsOut, "altup_unembd_proj", "{model}altup_unembed_projections.{e}"),
     alone(StreamNorm, "blk.{l}.altup_router_norm", "{layer}altup.router_norm"),
@@ -427,7 +407,12 @@ pub const STREAMS: &[TensorName] = &[
 ];
 
 impl TensorName {
-    /// The name with its places for numbers.
+    /// True if the tensor holds the rows of a role.
+    pub fn holds(&self, role: TensorRole) -> bool {
+        self.role == role || self.stacked.contains(&role)
+    }
+
+    /// The name with placeholders.
     pub(crate) fn template(&self, naming: Naming) -> &'static str {
         match naming {
             Naming::Gguf => self.gguf,
@@ -437,7 +422,7 @@ impl TensorName {
         }
     }
 
-    /// The full name, without its suffix.
+    /// The full name without its suffix.
     pub(crate) fn expand(&self, naming: Naming, model_prefix: &str, layer: Option<usize>) -> Option<String> {
         let template = self.template(naming);
         let layer = layer.map(|l| l.to_string()).unwrap_or_default();
@@ -451,7 +436,7 @@ impl TensorName {
         })
     }
 
-    /// The full name of the tensor that has this suffix, `weight` or `bias`.
+    /// The full name with a suffix, `weight` or `bias`.
     pub(crate) fn full_name(
         &self,
         naming: Naming,
@@ -463,7 +448,7 @@ impl TensorName {
         match name.strip_suffix('$') {
             Some(whole) => (suffix == "weight").then(|| whole.to_owned()),
             None if naming == Naming::CTranslate2 => {
-                // It calls the two vectors of a norm otherwise.
+                // CTranslate2 calls the vectors of a norm gamma and beta.
                 let suffix = match suffix {
                     "weight" if name.ends_with("/layer_norm") => "gamma",
                     "bias" if name.ends_with("/layer_norm") => "beta",
@@ -475,12 +460,12 @@ impl TensorName {
         }
     }
 
-    /// Whether the matrix of this naming is `(n_in, n_out)`.
+    /// True if files of this naming store the matrix as `(n_in, n_out)`.
     pub(crate) fn is_transposed(&self, naming: Naming) -> bool {
         self.transposed && naming == Naming::HuggingFace
     }
 
-    /// Whether there is one in each layer.
+    /// True if each layer has this tensor.
     pub(crate) fn is_of_layers(&self) -> bool {
         [self.gguf, self.hf].iter().any(|n| n.contains("{l}") || n.contains("{layer}"))
     }
@@ -489,7 +474,6 @@ impl TensorName {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::families::FAMILIES;
 
     #[test]
     fn names_expand() {
@@ -499,12 +483,5 @@ mod tests {
         assert_eq!(hf, "language_model.model.layers.12.self_attn.q_proj");
         let freqs = STANDARD.iter().find(|n| n.role == RopeDivisors).unwrap();
         assert_eq!(freqs.expand(Naming::HuggingFace, "model.", None), None);
-    }
-
-    #[test]
-    fn stacked_rows_name_their_own_role() {
-        for name in FAMILIES.iter().flat_map(|family| family.tensors.iter().copied().flatten()) {
-            assert!(name.stacked.is_empty() || name.stacked.contains(&name.role), "{name:?}");
-        }
     }
 }

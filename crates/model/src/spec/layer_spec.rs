@@ -1,52 +1,55 @@
-//! What a layer is.
+//! The numbers of one layer.
 
 use device::{RouterGroups, RouterScores};
 
 use crate::recurrent::RecurrentSpec;
 use crate::rope::RopeSpec;
 
-/// One layer.
+/// The numbers of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
     /// Query heads; a multiple of `n_kv_heads`.
     pub n_heads: usize,
     /// Key and value heads.
     pub n_kv_heads: usize,
-    /// Columns of a head.
+    /// Columns of a head; with latent attention, columns of a cached vector.
     pub head_dim: usize,
     /// Columns of the dense feed-forward network, or of the shared expert; 0: none.
     pub ffn: usize,
-    /// Its experts, if it has any.
+    /// The layer's experts, if it has any.
     pub experts: Option<ExpertSpec>,
-    /// The earlier layer whose keys and values it reads; `None`: its own.
+    /// The earlier layer whose keys and values this layer reads; `None`: it has its own.
     pub kv_from: Option<usize>,
-    /// Values are what the key projection gives.
+    /// True if the values are the output of the key projection.
     pub keys_are_values: bool,
-    /// Keys and values are expanded from this.
+    /// The latent from which keys and values are expanded, if the layer has latent attention.
     pub latent: Option<LatentSpec>,
-    /// Positions that it sees, its own included; `None`: all.
+    /// Length of the attention window in positions, the query's own included; `None`: all
+    /// positions.
     pub window: Option<usize>,
-    /// Its rotation, if it has any.
+    /// The layer's RoPE; `None`: positions do not rotate.
     pub rope: Option<RopeSpec>,
-    /// How its queries are scaled by their position, if they are.
+    /// Factor on queries that grows with their position, if the layer has one.
     pub temperature: Option<TemperatureSpec>,
-    /// Factor on the scores.
+    /// Factor on attention scores.
     pub attention_scale: f32,
-    /// Whether it attends.
+    /// True if the layer has attention.
     pub attends: bool,
-    /// Its recurrence, if it has one.
+    /// The layer's recurrence, if it has one.
     pub recurrent: Option<RecurrentSpec>,
-    /// Gates of its network count from so many standard deviations above their mean on; `None`: all do.
+    /// Cutoff of the gates, in standard deviations above their mean: lower gates count as 0.
+    /// `None`: no cutoff.
     pub cutoff: Option<f32>,
 }
 
 impl LayerSpec {
-    /// Whether a position sees others in it.
+    /// True if a position of this layer reads other positions.
     pub fn mixes(&self) -> bool {
         self.attends || self.recurrent.is_some()
     }
 
-    /// No heads, no columns: what names outside the layers are sized with.
+    /// A layer without heads and columns, which stands for tensors outside the layers when their
+    /// shapes are computed.
     pub(crate) const EMPTY: LayerSpec = LayerSpec {
         n_heads: 0,
         n_kv_heads: 0,
@@ -66,14 +69,14 @@ impl LayerSpec {
     };
 }
 
-/// Factors on queries: `1 + beta * ln(1 + floor((position + offset) / length))`.
+/// Temperature of queries by position: `1 + beta * ln(1 + floor((position + offset) / length))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TemperatureSpec {
-    /// How much they grow.
+    /// Growth of the factor.
     pub beta: f64,
-    /// Positions after which they first do.
+    /// Positions until the factor first grows.
     pub length: f64,
-    /// What positions count from.
+    /// Offset added to positions.
     pub offset: f64,
 }
 
@@ -84,17 +87,18 @@ impl TemperatureSpec {
     }
 }
 
-/// A latent from which the keys and values of all heads are expanded. It is cached with what rotates of the keys, one vector for
-/// all heads; [`LayerSpec::head_dim`] is the columns of both.
+/// Latent attention: keys and values of all heads are expanded from one latent vector. The KV cache
+/// holds the latent and the rotated key columns, one vector for all heads; [`LayerSpec::head_dim`]
+/// counts the columns of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentSpec {
-    /// Its columns.
+    /// Columns of the latent of keys and values.
     pub rank: usize,
-    /// Columns of the queries' own latent; `None`: they have none.
+    /// Columns of the latent of queries; `None`: queries are projected directly.
     pub query_rank: Option<usize>,
-    /// Columns of a head's key that do not rotate.
+    /// Columns of a head's key without RoPE.
     pub plain: usize,
-    /// Those that do.
+    /// Columns of a head's key with RoPE.
     pub turning: usize,
     /// Columns of a head's value.
     pub value: usize,
@@ -103,22 +107,22 @@ pub struct LatentSpec {
 /// The experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertSpec {
-    /// How many there are.
+    /// Number of experts.
     pub n: usize,
-    /// How many run for a row.
+    /// Experts that run for each row.
     pub n_used: usize,
-    /// Columns of one.
+    /// Columns of an expert's feed-forward network.
     pub ffn: usize,
-    /// Whether the weights of those that run sum to 1.
+    /// True if the weights of the chosen experts are normalised to sum to 1.
     pub normalise: bool,
-    /// Factor on their weights.
+    /// Factor on the weights of experts.
     pub factor: f32,
-    /// Columns that they work in, if not those of the residual stream.
+    /// Columns of the experts' input and output, if they differ from the residual stream's.
     pub latent: Option<usize>,
-    /// What the router makes of its logits.
+    /// Function from the router's logits to scores.
     pub scores: RouterScores,
-    /// Groups that are chosen first.
+    /// Groups of experts that the router chooses among first.
     pub groups: Option<RouterGroups>,
-    /// Factor in the sigmoid and bound of a clamped gate.
+    /// Factor in the sigmoid, and bound, of a clamped gate.
     pub clamp: Option<(f32, f32)>,
 }

@@ -1,4 +1,4 @@
-//! What a checkpoint says of speech besides the numbers of its layers, and the forward passes for it.
+//! Speech settings of a checkpoint, and the forward passes of speech models.
 
 mod tables;
 mod tokens;
@@ -13,17 +13,18 @@ use crate::spec::ModelSpec;
 
 pub use tokens::SpeechTokens;
 
-/// The forward passes of a speech model, over one cache.
+/// The forward passes of a speech model, over one KV cache.
 #[derive(Clone, Debug)]
 pub struct SpeechPlans {
-    /// From numbers to the encoder states that the decoder attends to; its result is these states at the output rows.
+    /// From input rows to the encoder states that the decoder attends to. The result is the states
+    /// of the output rows.
     pub encoder: Plan,
     /// From tokens and the encoder states to logits.
     pub decoder: Plan,
-    /// The same, with the scores of some heads of cross-attention kept.
+    /// Like `decoder`, with the scores of some heads of cross-attention kept.
     pub align: Plan,
-    /// Of each value that `align` keeps: the layer and the heads, ascending. The value is `(n, heads * n_states)`, scores of a
-    /// head over the encoder states before their softmax, scaled.
+    /// For each value that `align` keeps, its layer and heads, ascending. The value is `(n, heads *
+    /// n_states)`: scaled scores of each head over the encoder states, before the softmax.
     pub alignment: Vec<(usize, Vec<usize>)>,
 }
 
@@ -32,37 +33,37 @@ impl SpeechPlans {
     pub const ENCODER: usize = 0;
     /// Index of the decoder.
     pub const DECODER: usize = 1;
-    /// Index of the decoder that aligns.
+    /// Index of the decoder that keeps scores.
     pub const ALIGN: usize = 2;
 
-    /// All of them, as a device compiles them.
+    /// All plans, in the order of the indices.
     pub fn into_vec(self) -> Vec<Plan> {
         vec![self.encoder, self.decoder, self.align]
     }
 }
 
-/// What speech needs to know of a model.
+/// The speech settings of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpeechSpec {
-    /// Bands of the mel spectrogram: columns of a row of input.
+    /// Mel bands: columns of an input row.
     pub n_mels: usize,
-    /// Frames of the spectrogram in a window: rows of input.
+    /// Frames of a window: input rows.
     pub n_frames: usize,
-    /// Positions of the encoder in a window, which is all that it ever sees.
+    /// Encoder positions of a window.
     pub n_audio_ctx: usize,
-    /// Positions of the decoder.
+    /// Positions of the decoder's context.
     pub n_text_ctx: usize,
-    /// Heads of cross-attention that follow the speech, layer and head; ascending, at least one.
+    /// Heads of cross-attention that follow the speech, as layer and head; ascending, at least one.
     pub alignment_heads: Vec<(usize, usize)>,
-    /// Tokens with a meaning.
+    /// Special tokens.
     pub tokens: SpeechTokens,
 }
 
 impl SpeechSpec {
-    /// What a checkpoint says of speech. `None` for a model without an encoder.
+    /// Reads the speech settings of a checkpoint; `None` for a model without an encoder.
     ///
     /// # Errors
-    /// A token or head that cannot be, or tokens that neither the files nor the vocabulary's size tell.
+    /// An invalid token or head, or tokens that neither the files nor the vocabulary's size tell.
     pub fn from_checkpoint(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<SpeechSpec>> {
         let Some(encoder) = &spec.encoder else { return Ok(None) };
         let config = Config { metadata: &checkpoint.metadata, naming: checkpoint.naming };
@@ -77,16 +78,14 @@ impl SpeechSpec {
     }
 }
 
-/// The heads that the files list. Without a list, all of the later half of the layers, as openai-whisper does; so too where
-/// the list names heads that are not there: distilled models with few layers come with the list of their teacher.
+/// The alignment heads that the files list. Without a list, all heads of the later half of the
+/// layers, as in openai-whisper. A list with missing heads is ignored too: distilled models have
+/// their teacher's list.
 fn alignment_heads(config: &Config<'_>, spec: &ModelSpec) -> Result<Vec<(usize, usize)>> {
     let mut heads = Vec::new();
     for i in 0.. {
         let Some((key, value)) = config.find(&format!("alignment_heads.{i}")) else { break };
-        let numbers = match value {
-            Value::Array(Array::Int(numbers)) => numbers.as_slice(),
-            _ => &[],
-        };
+        let numbers = if let Value::Array(Array::Int(numbers)) = value { numbers.as_slice() } else { &[] };
         let pair = match numbers {
             [layer, head] => usize::try_from(*layer).ok().zip(usize::try_from(*head).ok()),
             _ => None,
@@ -107,20 +106,20 @@ fn alignment_heads(config: &Config<'_>, spec: &ModelSpec) -> Result<Vec<(usize, 
     Ok(heads)
 }
 
-/// The files beside the weights.
+/// The metadata of a checkpoint, searched in generation_config.json first.
 struct Config<'a> {
     metadata: &'a Metadata,
     naming: Naming,
 }
 
 impl<'a> Config<'a> {
-    /// A value and the key that it stands under: of a Hugging Face folder in generation_config.json, else in config.json.
-    /// A null is as nothing.
+    /// A value and its key: in Hugging Face folders from generation_config.json, else from
+    /// config.json. A null counts as missing.
     fn find(&self, key: &str) -> Option<(String, &'a Value)> {
         let generation = (self.naming == Naming::HuggingFace).then(|| format!("{GENERATION_PREFIX}{key}"));
-        generation.into_iter().chain([key.to_owned()]).find_map(|key| match self.metadata.get(&key)? {
-            Value::Null => None,
-            value => Some((key, value)),
+        generation.into_iter().chain([key.to_owned()]).find_map(|key| {
+            let value = self.metadata.get(&key).filter(|value| !matches!(value, Value::Null))?;
+            Some((key, value))
         })
     }
 }

@@ -1,27 +1,29 @@
-//! OpenAI's vocabularies for speech: two of text, with the same special tokens after them.
+//! OpenAI's two vocabularies for speech, which have the same special tokens after the text tokens.
 //!
 //! ```text
-//! text | endoftext | startoftranscript | languages | translate | transcribe | startoflm | startofprev | nospeech |
-//! notimestamps | 1501 timestamps, 0.00 to 30.00
+//! text | endoftext | startoftranscript | languages | translate | transcribe | startoflm |
+//! startofprev | nospeech | notimestamps | 1501 timestamps, 0.00 to 30.00
 //! ```
 //!
 //! See `whisper/tokenizer.py` of <https://github.com/openai/whisper>.
 
-/// The size of the vocabulary of models of English only: 50256 tokens of text, and 99 languages that they never use.
+/// Vocabulary size of English-only models: 50256 text tokens, and 99 languages that they never use.
 pub const ENGLISH_VOCAB: usize = 51864;
 
-/// The same of models of many languages: 50257 tokens of text and 99 languages. One more token is one more language.
+/// Vocabulary size of multilingual models: 50257 text tokens and 99 languages. One more token is
+/// one more language.
 pub const MULTILINGUAL_VOCAB: usize = 51865;
 
-/// The text tokens of the two.
+/// Text tokens of English-only models.
 pub const ENGLISH_TEXT: u32 = 50256;
-/// See [`ENGLISH_TEXT`].
+/// Text tokens of multilingual models.
 pub const MULTILINGUAL_TEXT: u32 = 50257;
 
-/// Timestamps: every 0.02 s from 0 to 30, both included.
+/// Number of timestamps: every 0.02 s from 0 to 30 s, both included.
 pub const N_TIMESTAMPS: u32 = 1501;
 
-/// Languages in the order of their tokens, as ISO 639 writes most of them. The last is not in the older vocabulary.
+/// Language codes in the order of their tokens, mostly of ISO 639. The last is not in the older
+/// vocabulary.
 #[rustfmt::skip]
 pub const LANGUAGES: [&str; 100] = [
     "en", "zh", "de", "es", "ru", "ko", "fr", "ja", "pt", "tr", "pl", "ca", "nl", "ar", "sv", "it", "id",
@@ -32,7 +34,8 @@ pub const LANGUAGES: [&str; 100] = [
     "sa", "lb", "my", "bo", "tl", "mg", "as", "tt", "haw", "ln", "ha", "ba", "jw", "su", "yue",
 ];
 
-/// Tokens of text that are not speech (punctuation of transcribers, musical notes), of models of English only.
+/// Text tokens that are not speech (transcriber punctuation, musical notes), of English-only
+/// models.
 #[rustfmt::skip]
 pub const ENGLISH_NON_SPEECH: &[u32] = &[
     1, 2, 7, 8, 9, 10, 14, 25, 26, 27, 28, 29, 31, 58, 59, 60, 61, 62, 63, 90, 91, 92, 93, 357, 366, 438, 532,
@@ -42,7 +45,7 @@ pub const ENGLISH_NON_SPEECH: &[u32] = &[
     30420, 33409, 34949, 40283, 40493, 40549, 47282, 49146,
 ];
 
-/// The same of models of many languages.
+/// Text tokens that are not speech, of multilingual models.
 #[rustfmt::skip]
 pub const MULTILINGUAL_NON_SPEECH: &[u32] = &[
     1, 2, 7, 8, 9, 10, 14, 25, 26, 27, 28, 29, 31, 58, 59, 60, 61, 62, 63, 90, 91, 92, 93, 359, 503, 522, 542,
@@ -52,5 +55,5 @@ pub const MULTILINGUAL_NON_SPEECH: &[u32] = &[
     32470, 36865, 42863, 47425, 49870, 50254,
 ];
 
-/// The token of a space, in both.
+/// The space token of both vocabularies.
 pub const SPACE: u32 = 220;

@@ -1,4 +1,4 @@
-//! Special tokens: as the files name them, otherwise by their places in OpenAI's vocabularies.
+//! Special tokens, by their names in the files or by their places in OpenAI's vocabularies.
 
 use std::collections::HashMap;
 
@@ -13,38 +13,39 @@ use super::tables::{
 use crate::error::{Error, Result};
 use crate::keys::show;
 
-/// Tokens with a meaning. Every id is below the size of the vocabulary.
+/// Special tokens. Every id is below the vocabulary's size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpeechTokens {
-    /// Ends a text.
+    /// End of text.
     pub eot: u32,
-    /// Begins a transcript.
+    /// Start of a transcript.
     pub sot: u32,
-    /// Whether language and task follow the beginning.
+    /// True if language and task tokens follow the start.
     pub multilingual: bool,
-    /// Codes of languages and their tokens, in the order of the tokens; empty if there is only one.
+    /// Language codes and their tokens, in the order of the tokens; empty if there is only one
+    /// language.
     pub languages: Vec<(String, u32)>,
-    /// The task of translating to English.
+    /// Task token of translation to English.
     pub translate: u32,
-    /// The task of writing down.
+    /// Task token of transcription.
     pub transcribe: u32,
-    /// Begins a text without speech.
+    /// Start of text without speech.
     pub sot_lm: u32,
-    /// Begins what was said before.
+    /// Start of the previous text.
     pub sot_prev: u32,
-    /// There is no speech.
+    /// Token for no speech.
     pub no_speech: u32,
-    /// No timestamps are wanted.
+    /// Token that turns timestamps off.
     pub no_timestamps: u32,
-    /// The timestamp 0.00; the others follow, one every 0.02 s, to the end of the vocabulary.
+    /// The timestamp 0.00. The others follow, one every 0.02 s, to the end of the vocabulary.
     pub timestamp_begin: u32,
-    /// Tokens that are never chosen, ascending.
+    /// Tokens that are never sampled, ascending.
     pub suppress: Vec<u32>,
-    /// Tokens that are not chosen first, ascending.
+    /// Tokens that are never sampled first, ascending.
     pub suppress_begin: Vec<u32>,
 }
 
-/// What is known of the tokens before anything is derived.
+/// Tokens known before any are derived.
 #[derive(Default)]
 struct Known {
     eot: Option<u32>,
@@ -65,8 +66,8 @@ impl SpeechTokens {
         self.languages.iter().find(|(known, _)| known == code).map(|(_, id)| *id)
     }
 
-    /// What the files say; what they leave out as the size of the vocabulary tells it, or as the order of the special
-    /// tokens does, which is the same in all vocabularies.
+    /// Reads the tokens from the files. Missing ones are derived from the vocabulary's size, or
+    /// from the order of special tokens, which all vocabularies share.
     pub(super) fn read(config: &Config<'_>, n_vocab: usize) -> Result<SpeechTokens> {
         let said = match config.naming {
             Naming::HuggingFace => generation_config(config, n_vocab)?,
@@ -95,7 +96,7 @@ impl SpeechTokens {
                 found: format!(
                     "startoftranscript {sot} and notimestamps {no_timestamps} of {n_vocab} tokens"
                 ),
-                expected: "the one after the text, timestamps after the other".to_owned(),
+                expected: "the first right after the text tokens, and timestamps after the second".to_owned(),
             });
         }
         let multilingual = said.multilingual.unwrap_or(match &usual {
@@ -127,7 +128,9 @@ impl SpeechTokens {
         };
         let (suppress, first) = match config.naming {
             Naming::CTranslate2 => ("suppress_ids", "suppress_ids_begin"),
-            _ => ("suppress_tokens", "begin_suppress_tokens"),
+            Naming::HuggingFace | Naming::Base | Naming::Gguf | Naming::WhisperCpp => {
+                ("suppress_tokens", "begin_suppress_tokens")
+            }
         };
         let (text, space): (&[u32], Option<u32>) = match n_vocab {
             _ if usual.is_none() => (&[], None),
@@ -148,14 +151,14 @@ impl SpeechTokens {
     }
 }
 
-/// The tokens of a vocabulary of a size that OpenAI published.
+/// The special tokens of a vocabulary whose size OpenAI published.
 fn usual(n_vocab: usize) -> Option<Known> {
     let multilingual = n_vocab >= MULTILINGUAL_VOCAB;
     let text = match n_vocab {
         ENGLISH_VOCAB => ENGLISH_TEXT,
         _ => MULTILINGUAL_TEXT,
     };
-    // In front of the languages stand the text and two more, after them six more and the timestamps.
+    // Text tokens and two more precede the languages; six more and the timestamps follow.
     let n_languages = u32::try_from(n_vocab).ok()?.checked_sub(text + 2 + 6 + N_TIMESTAMPS)? as usize;
     let languages = LANGUAGES.get(..n_languages).filter(|known| known.len() + 1 >= LANGUAGES.len())?;
     let sot = text + 1;
@@ -168,7 +171,7 @@ fn usual(n_vocab: usize) -> Option<Known> {
     })
 }
 
-/// What generation_config.json says, or config.json.
+/// Tokens in generation_config.json, or in config.json.
 fn generation_config(config: &Config<'_>, n_vocab: usize) -> Result<Known> {
     let get = |key: &str| id(config, key, n_vocab);
     let prefix = format!("{GENERATION_PREFIX}lang_to_id.");
@@ -197,7 +200,7 @@ fn generation_config(config: &Config<'_>, n_vocab: usize) -> Result<Known> {
     })
 }
 
-/// What the list of tokens says.
+/// Tokens by their names in the vocabulary.
 fn vocabulary(config: &Config<'_>, n_vocab: usize) -> Result<Known> {
     let Some(list) = config.metadata.array(keys::VOCABULARY) else { return Ok(Known::default()) };
     let token = |i: usize| list.str_bytes(i).and_then(|bytes| std::str::from_utf8(bytes).ok());
@@ -205,7 +208,7 @@ fn vocabulary(config: &Config<'_>, n_vocab: usize) -> Result<Known> {
         (0..list.len().min(n_vocab)).filter_map(|i| Some((code_of(token(i)?)?, i as u32))).collect();
     let get = |name: &str| special.get(name).copied();
     let (sot, translate) = (get("startoftranscript"), get("translate"));
-    // Languages are what stands between these two.
+    // Languages lie between these two tokens.
     let between = sot.zip(translate).map_or(0..0, |(sot, translate)| sot + 1..translate);
     let languages: Vec<(String, u32)> =
         between.filter_map(|id| Some((code_of(token(id as usize)?)?.to_owned(), id))).collect();
@@ -228,7 +231,7 @@ fn code_of(token: &str) -> Option<&str> {
     token.strip_prefix("<|")?.strip_suffix("|>")
 }
 
-/// A token's id, if the files say it; the first of a list.
+/// A token's id, if the files have it; of a list, the first.
 fn id(config: &Config<'_>, key: &str, n_vocab: usize) -> Result<Option<u32>> {
     config.find(key).map(|(key, value)| one_id(&key, value, n_vocab)).transpose()
 }
@@ -237,13 +240,13 @@ fn one_id(key: &str, value: &Value, n_vocab: usize) -> Result<u32> {
     let number = match value {
         Value::Int(i) => usize::try_from(*i).ok(),
         Value::Array(Array::Int(list)) => list.first().and_then(|i| usize::try_from(*i).ok()),
-        _ => None,
+        Value::Null | Value::Bool(_) | Value::Float(_) | Value::Str(_) | Value::Array(_) => None,
     };
     let id = number.filter(|n| *n < n_vocab).and_then(|n| u32::try_from(n).ok());
     id.ok_or_else(|| bad(key, show(value), format!("a token below {n_vocab}")))
 }
 
-/// A list of tokens, if the files have it, ascending.
+/// A list of tokens, ascending, if the files have it.
 fn ids(config: &Config<'_>, key: &str, n_vocab: usize) -> Result<Option<Vec<u32>>> {
     let Some((key, value)) = config.find(key) else { return Ok(None) };
     let Value::Array(Array::Int(list)) = value else {

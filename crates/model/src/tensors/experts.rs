@@ -1,25 +1,26 @@
-//! Stacks of matrices: those of a layer's experts, and of the heads of latent attention.
+//! Stacks of matrices: the experts of a layer, and the heads of latent attention.
 
 use device::{Weight, WeightPart};
 use weights::{BlockType, Bytes, Naming, Planes, Tensor, codec};
 
-use super::{Tensors, bad_shape, shape, short, turned_bytes, value_bytes, whole};
+use super::{Tensors, bad_shape, shape, whole};
 use crate::error::Result;
 use crate::names::{TensorName, TensorRole};
 use crate::spec::ModelSpec;
+use crate::transpose::{short, transposed_bytes, value_bytes};
 
-/// Which rows of an expert in a tensor are a role's.
+/// The rows of an expert in a tensor that belong to a role.
 struct Rows {
-    /// Rows of an expert.
+    /// Rows of an expert for all roles.
     all: usize,
     first: usize,
-    /// From one of the role's rows to the next.
+    /// Distance between rows of the role.
     step: usize,
 }
 
 impl<'a> Tensors<'a> {
-    /// The matrices of a role's experts, views of the file: each a tensor by itself, or all in one, where those of other
-    /// roles may stand before or after.
+    /// The matrices of a role's experts, views of the file. Each is a tensor, or one tensor holds
+    /// them all, possibly with those of other roles.
     pub fn experts(&mut self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Weight> {
         let [n, n_out, n_in] = shape(spec, role, layer)[..] else {
             return Err(self.missing(spec, role, layer));
@@ -33,7 +34,7 @@ impl<'a> Tensors<'a> {
             }
             let shape = [n, n_out, n_in];
             if name.contains("{e}") {
-                return self.apart((name, row), one, layer, shape);
+                return self.apart(name, role, one, layer, shape);
             }
             let before = row.stacked.iter().position(|r| *r == role).unwrap_or(0);
             let rows = match row.stacked {
@@ -48,16 +49,17 @@ impl<'a> Tensors<'a> {
                 Some(of_scales) => {
                     self.blocks_and_scales(one, &format!("{of_scales}_scales"), role, layer, shape, &rows)
                 }
-                None => self.together((name, row), one, shape, &rows),
+                None => self.together((name, row, role), one, shape, &rows),
             };
         }
         Err(self.missing(spec, role, layer))
     }
 
-    /// Each expert's matrix is a tensor by itself, of the first one's type.
+    /// The matrices of experts that each have a tensor, all of the first one's type.
     fn apart(
         &mut self,
-        (name, row): (&str, &TensorName),
+        name: &str,
+        role: TensorRole,
         first: &Tensor,
         layer: Option<usize>,
         [n, n_out, n_in]: [usize; 3],
@@ -66,41 +68,42 @@ impl<'a> Tensors<'a> {
         let mut parts = Vec::with_capacity(n);
         for expert in 0..n {
             let name = name.replace("{e}", &expert.to_string());
-            let found = self.named(&name).ok_or_else(|| self.missing_name(name, row.role, layer, &shape))?;
+            let found = self.named(&name).ok_or_else(|| self.missing_name(name, role, layer, &shape))?;
             if found.shape != shape || found.block != first.block {
-                return Err(bad_shape(found, row.role, format!("shape {shape:?} of {}", first.block)));
+                return Err(bad_shape(found, role, format!("shape {shape:?} of {}", first.block)));
             }
             whole(found)?;
             self.used.insert(&found.name);
             parts.push(WeightPart { data: found.data.clone(), planes: found.planes.clone() });
         }
-        Ok(Weight::stack(stack_name(name, row).replace("{e}", "*"), shape, first.block, parts))
+        Ok(Weight::stack(name.replace("{e}", "*"), shape, first.block, parts))
     }
 
-    /// All experts' matrices are one tensor, `(n, rows.all, n_in)`, or each turned: then a copy, in F32 where it was blocks.
+    /// The matrices of experts in one tensor `(n, rows.all, n_in)`. Transposed matrices are copied,
+    /// in F32 if they have blocks.
     fn together(
         &mut self,
-        (name, row): (&str, &TensorName),
+        (name, row, role): (&str, &TensorName, TensorRole),
         tensor: &'a Tensor,
         [n, n_out, n_in]: [usize; 3],
         rows: &Rows,
     ) -> Result<Weight> {
-        let turned = row.is_transposed(self.naming);
-        let expected = if turned { [n, n_in, rows.all] } else { [n, rows.all, n_in] };
+        let transposed = row.is_transposed(self.naming);
+        let expected = if transposed { [n, n_in, rows.all] } else { [n, rows.all, n_in] };
         if tensor.shape != expected {
-            return Err(bad_shape(tensor, row.role, format!("shape {expected:?}")));
+            return Err(bad_shape(tensor, role, format!("shape {expected:?}")));
         }
         whole(tensor)?;
         self.used.insert(&tensor.name);
         let mut parts = Vec::with_capacity(n);
-        if turned {
-            let plain = self.plain_unless_turnable(tensor);
+        if transposed {
+            let plain = self.unblocked(tensor);
             for expert in 0..n {
                 let columns = (rows.first, rows.step);
-                let data = turned_bytes(&plain, expert * n_in, columns, [n_out, n_in], self.decodes)?;
+                let data = transposed_bytes(&plain, expert * n_in, columns, [n_out, n_in], self.decodes)?;
                 parts.push(WeightPart { data, planes: Planes::default() });
             }
-            let name = format!("{name} ({}), turned", row.role.what());
+            let name = format!("{name} ({}), transposed", role.what());
             return Ok(Weight::stack(name, [n_out, n_in], plain.block, parts));
         }
         for expert in 0..n {
@@ -108,10 +111,11 @@ impl<'a> Tensors<'a> {
             let (data, planes) = tensor.rows(first..first + n_out).ok_or_else(|| short(tensor))?;
             parts.push(WeightPart { data, planes });
         }
-        Ok(Weight::stack(stack_name(name, row), [n_out, n_in], tensor.block, parts))
+        Ok(Weight::stack(stack_name(name, row, role), [n_out, n_in], tensor.block, parts))
     }
 
-    /// All experts' blocks of 4 bits are one tensor and their scales another, as blocks that hold both: a copy.
+    /// The matrices of experts whose 4-bit blocks and scales are separate tensors, copied to blocks
+    /// that hold both.
     fn blocks_and_scales(
         &mut self,
         blocks: &'a Tensor,
@@ -131,7 +135,7 @@ impl<'a> Tensors<'a> {
         let n_blocks = n * rows.all * per_row;
         if found != [(&of_blocks[..], n_blocks * 16), (&of_scales[..], n_blocks)] || !n_in.is_multiple_of(32)
         {
-            return Err(bad_shape(blocks, role, format!("shape {of_blocks:?}, scales beside")));
+            return Err(bad_shape(blocks, role, format!("shape {of_blocks:?}, with matching scales")));
         }
         self.used.insert(&blocks.name);
         self.used.insert(&scales.name);
@@ -156,7 +160,7 @@ impl<'a> Tensors<'a> {
         Ok(Weight::stack(name, [n_out, n_in], BlockType::MXFP4, parts))
     }
 
-    /// The heads' matrices of latent attention, as stacks: from what of a query does not rotate to the latent
+    /// The matrices of latent attention for each head, as stacks: from queries to the latent
     /// `(n_heads, rank, plain)`, and from the latent to values `(n_heads, value, rank)`.
     pub fn latent_heads(&mut self, spec: &ModelSpec, layer: Option<usize>) -> Result<(Weight, Weight)> {
         use TensorRole::{AttnKB, AttnKvB, AttnVB};
@@ -172,8 +176,8 @@ impl<'a> Tensors<'a> {
             let first = head * (plain + value);
             let (data, planes) = tensor.rows(first..first + plain).ok_or_else(|| short(tensor))?;
             let rows = Tensor { shape: vec![plain, rank], data, planes, ..tensor.clone() };
-            let rows = self.plain_unless_turnable(&rows);
-            let data = turned_bytes(&rows, 0, (0, 1), [rank, plain], self.decodes)?;
+            let rows = self.unblocked(&rows);
+            let data = transposed_bytes(&rows, 0, (0, 1), [rank, plain], self.decodes)?;
             keys.push(WeightPart { data, planes: Planes::default() });
             let (data, planes) =
                 tensor.rows(first + plain..first + plain + value).ok_or_else(|| short(tensor))?;
@@ -181,12 +185,13 @@ impl<'a> Tensors<'a> {
         }
         let block = if value_bytes(tensor.block).is_some() { tensor.block } else { BlockType::F32 };
         let name = |what: &str| format!("{} ({what})", tensor.name);
-        let keys = Weight::stack(name("keys, turned"), [rank, plain], block, keys);
+        let keys = Weight::stack(name("keys, transposed"), [rank, plain], block, keys);
         Ok((keys, Weight::stack(name("values"), [value, rank], tensor.block, values)))
     }
 }
 
-/// Whether the matrices of experts lie as a row of the table says: of two rows of one name their shapes choose.
+/// True if a tensor has the layout that a row of the table describes. Two rows with one name are
+/// told apart by the shape.
 pub(crate) fn lies_as(
     spec: &ModelSpec,
     row: &TensorName,
@@ -199,12 +204,12 @@ pub(crate) fn lies_as(
     tensor.shape == if row.is_transposed(naming) { [n, n_in, all] } else { [n, all, n_in] }
 }
 
-/// Rows of an expert's matrices of several roles.
+/// Rows of an expert's matrices for several roles.
 fn n_stacked(spec: &ModelSpec, roles: &[TensorRole], layer: Option<usize>) -> usize {
     roles.iter().map(|role| shape(spec, *role, layer).get(1).copied().unwrap_or(0)).sum()
 }
 
-/// What a role's part of a tensor is called.
-fn stack_name(name: &str, row: &TensorName) -> String {
-    if row.stacked.is_empty() { name.to_owned() } else { format!("{name} ({})", row.role.what()) }
+/// The name of a role's part of a tensor.
+fn stack_name(name: &str, row: &TensorName, role: TensorRole) -> String {
+    if row.stacked.is_empty() { name.to_owned() } else { format!("{name} ({})", role.what()) }
 }

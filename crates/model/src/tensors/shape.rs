@@ -1,10 +1,10 @@
-//! The shapes that a model's numbers give to its weights.
+//! Shapes of weights, computed from a model's numbers.
 
 use crate::descriptor::{QkNorm, RecurrentKind};
 use crate::names::TensorRole;
 use crate::spec::{LayerSpec, ModelSpec};
 
-/// The shape that the numbers give to a role's weight, outermost first.
+/// The shape of a role's weight, outermost dimension first.
 pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Vec<usize> {
     use TensorRole::*;
     let none = LayerSpec::EMPTY;
@@ -17,14 +17,14 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
     let (n_layers, per_layer) = (spec.layers.len(), spec.per_layer_width);
     let (shared, inner) = layer.recurrent.map_or((0, 0), |r| (r.shared(), r.inner()));
     let (heads, conv) = layer.recurrent.map_or((0, 0), |r| (r.n_heads, r.conv_size));
-    // Of a recurrence by rows: the rows of a head's state, and the columns of a head.
+    // Rows of a head's state and columns of a head, if each row has its own decay.
     let by_rows = layer.recurrent.filter(|r| r.by_rows).map(|r| (r.rows, r.head_dim));
     let expert_in = layer.experts.and_then(|e| e.latent).unwrap_or(hidden);
     let size = spec.family.convolutions.iter().find(|c| c.role == role).map_or(0, |c| c.size);
     match role {
         TokenEmbedding | Output => vec![spec.n_vocab, hidden],
         PositionEmbedding => vec![spec.n_ctx_train + spec.first_position, hidden],
-        // As many rows as the file has.
+        // The file may have further rows.
         TokenTypes => vec![1, hidden],
         EmbeddingNorm => vec![hidden],
         NextEmbeddingNorm | NextHiddenNorm | NextOutputNorm => vec![hidden],

@@ -1,15 +1,17 @@
-//! Weights whose values are read at load: norms, biases, and whatever is stored otherwise than the plan wants it.
+//! Weights whose values are decoded at load: norms, biases, and weights stored in another layout
+//! than the plan's.
 
 use device::Weight;
 use weights::{BlockType, Naming, Tensor, codec};
 
-use super::{Located, Tensors, bad_shape, shape, short, view_of, whole};
+use super::{Located, Tensors, bad_shape, shape, view_of, whole};
 use crate::error::{Error, Result};
 use crate::names::TensorRole;
 use crate::spec::ModelSpec;
+use crate::transpose::short;
 
 impl Tensors<'_> {
-    /// The values of a small vector outside the layers, if the file has it, whatever its length up to `max_len`.
+    /// The values of a vector outside the layers, of up to `max_len` values, if the file has it.
     pub fn small_vector(&mut self, role: TensorRole, max_len: usize) -> Result<Option<Vec<f32>>> {
         let Some(Located { tensor, .. }) = self.locate(role, None, "weight") else { return Ok(None) };
         if tensor.shape.len() != 1 || tensor.n_cols() > max_len {
@@ -20,8 +22,8 @@ impl Tensors<'_> {
         self.decode(tensor, 0, tensor.n_cols()).map(Some)
     }
 
-    /// A vector of a role in f32, if the file has it: also the rows of one after another, where some of the rows of each may be
-    /// another role's.
+    /// A vector of a role in f32, if the file has it. The vector may also be the rows of a matrix,
+    /// of which some may belong to another role.
     pub fn vectors(
         &mut self,
         spec: &ModelSpec,
@@ -65,7 +67,7 @@ impl Tensors<'_> {
         Ok(Weight::vector(&tensor.name, &values))
     }
 
-    /// The matrix of a role in f32, each column times the factor that the vector of another role has for it.
+    /// The matrix of a role in f32, with each column times a factor from another role's vector.
     pub fn columns_scaled(
         &mut self,
         spec: &ModelSpec,
@@ -86,8 +88,8 @@ impl Tensors<'_> {
         Ok(Weight { shape: matrix.shape, ..Weight::vector(name, &values) })
     }
 
-    /// The values of a role in f32, times a factor, in whatever shape the file has them: of taps the middle or last dimension may
-    /// be 1, of a norm in groups these may be rows.
+    /// The values of a role in f32, times a factor, whatever the shape in the file. Taps may have a
+    /// middle or last dimension of 1, and a grouped norm may have one row for each group.
     pub fn flat(
         &mut self,
         spec: &ModelSpec,
@@ -102,7 +104,7 @@ impl Tensors<'_> {
         Ok(Weight { shape: shape(spec, role, layer), ..Weight::vector(name, &values) })
     }
 
-    /// The same, with the name that they have as a weight.
+    /// The values of [`Self::flat`], and the name of their weight.
     pub fn flat_values(
         &mut self,
         spec: &ModelSpec,
@@ -143,7 +145,8 @@ impl Tensors<'_> {
         own.map(|values| (name, values)).ok_or_else(|| short(tensor))
     }
 
-    /// The rates of a recurrent layer. GGUF files hold them as they are, others the logarithm of their size.
+    /// The decay rates of a recurrent layer. GGUF files store rates, other files the logarithm of
+    /// their negative.
     pub fn rate(&mut self, spec: &ModelSpec, layer: Option<usize>) -> Result<Weight> {
         let (name, mut values) = self.flat_values(spec, TensorRole::Rate, layer)?;
         if self.naming != Naming::Gguf {
@@ -171,7 +174,7 @@ impl Tensors<'_> {
         Ok(self.decode(tensor, first, 1)?.first().copied())
     }
 
-    /// The norm weight of a role, in f32, with the family's offset.
+    /// The norm weight of a role in f32, with the family's offset added.
     pub fn norm(&mut self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Weight> {
         let shape = shape(spec, role, layer);
         let located = self.required(spec, role, layer)?;
@@ -179,7 +182,7 @@ impl Tensors<'_> {
         self.vector(tensor, first, shape[0], self.norm_offset())
     }
 
-    /// What is added to the weights of norms.
+    /// Offset added to norm weights.
     pub fn norm_offset(&self) -> f32 {
         if self.has_whole_norms { 0.0 } else { self.family.norm_offset.of(self.naming) }
     }
@@ -201,11 +204,12 @@ impl Tensors<'_> {
         Ok(Some(bias))
     }
 
-    /// `len` values from `first`, in f32, with `offset` added. A view of the file where it is that already.
+    /// `len` values from `first`, in f32, with `offset` added. The result is a view of the file if
+    /// it needs no conversion.
     pub(super) fn vector(&self, tensor: &Tensor, first: usize, len: usize, offset: f32) -> Result<Weight> {
         if tensor.block == BlockType::F32 && offset == 0.0 {
             let view = tensor.data.slice(first * 4..(first + len) * 4).ok_or_else(|| short(tensor))?;
-            // Kernels read vectors as slices of f32; the formats promise no alignment.
+            // Kernels read vectors as slices of f32, but the file formats promise no alignment.
             if view.as_ptr().align_offset(4) == 0 {
                 return Ok(Weight { data: view, ..view_of(tensor, vec![len]) });
             }
@@ -214,8 +218,8 @@ impl Tensors<'_> {
         Ok(Weight::vector(&tensor.name, &values))
     }
 
-    /// `len` values from `first` of the first row, or of the only column, of a tensor that is [`whole`], in whatever type it
-    /// is stored.
+    /// `len` values from `first` of the first row, or of the only column, of a tensor checked by
+    /// [`whole`].
     pub(super) fn decode(&self, tensor: &Tensor, first: usize, len: usize) -> Result<Vec<f32>> {
         if !self.decodes {
             return Ok(vec![0.0; len]);

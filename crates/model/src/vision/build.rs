@@ -1,4 +1,4 @@
-//! The plans of a tower, as Ops.
+//! Builds the plans of a vision tower.
 
 use std::collections::BTreeSet;
 
@@ -12,16 +12,17 @@ use super::{
 };
 use crate::descriptor::NormKind;
 use crate::error::{Error, Result};
-use crate::tensors::{turned_bytes, value_bytes};
+use crate::transpose::{transposed_bytes, value_bytes};
 
 impl VisionSpec {
-    /// The plans. With `used`, to check tensors and note their names: their values are not read.
+    /// Builds the plans. With `used`, only checks tensors and collects their names, without
+    /// decoding values.
     pub(super) fn build(
         &self,
         checkpoint: &Checkpoint,
         used: Option<&mut BTreeSet<String>>,
     ) -> Result<VisionPlans> {
-        let mut source = Source { checkpoint, decodes: used.is_none(), used: BTreeSet::new() };
+        let mut source = TowerTensors { checkpoint, decodes: used.is_none(), used: BTreeSet::new() };
         let mut stages = Vec::new();
         let mut first = 0;
         while first < self.n_layers {
@@ -75,10 +76,11 @@ impl VisionSpec {
         format!("{}{}{name}", self.prefixes[0], self.tower.layer.replace("{l}", &layer.to_string()))
     }
 
-    /// A product with a matrix of a layer, what it reads and gives within the checkpoint's bounds, if there are any.
+    /// A product with a matrix of a layer. Its input and output are clamped if the checkpoint has
+    /// bounds.
     fn of_layer(
         &self,
-        b: &mut Builder<'_, '_>,
+        b: &mut TowerBuilder<'_, '_>,
         x: ValueId,
         (layer, name): (usize, &str),
         n_out: usize,
@@ -93,10 +95,10 @@ impl VisionSpec {
         b.bounded(out, &name, "output")
     }
 
-    /// Layers `first` to `last`.
-    fn stage(&self, source: &mut Source<'_>, first: usize, last: usize) -> Result<Plan> {
+    /// The plan of layers `first` to `last`.
+    fn stage(&self, source: &mut TowerTensors<'_>, first: usize, last: usize) -> Result<Plan> {
         let tower = self.tower;
-        let mut b = Builder::new(source);
+        let mut b = TowerBuilder::new(source);
         let cols = self.stage_cols(first == 0);
         let input = b.value("input", cols);
         b.push(Op::Input { out: input });
@@ -142,8 +144,8 @@ impl VisionSpec {
                 v = b.norm_of_heads(v, None, self.head_dim(), self.norm_eps)?;
             }
             if let Some(turns) = turns {
-                q = b.turn(q, turns, turned, "q turned");
-                k = b.turn(k, turns, turned, "k turned");
+                q = b.rotate(q, turns, turned, "q turned");
+                k = b.rotate(k, turns, turned, "k turned");
             }
             let mixed = b.value("attention", self.hidden);
             let scale = if tower.unscaled { 1.0 } else { (self.head_dim() as f32).sqrt().recip() };
@@ -186,13 +188,18 @@ impl VisionSpec {
         b.finish(x)
     }
 
-    /// From joined patches, of the last layer or of a tap, to rows of the text.
-    fn project(&self, source: &mut Source<'_>, steps: &[ProjectorStep], tap: Option<usize>) -> Result<Plan> {
+    /// The plan from joined patches, of the last layer or of a tap, to rows of the text.
+    fn project(
+        &self,
+        source: &mut TowerTensors<'_>,
+        steps: &[ProjectorStep],
+        tap: Option<usize>,
+    ) -> Result<Plan> {
         let joined = self.joined();
-        let mut b = Builder::new(source);
+        let mut b = TowerBuilder::new(source);
         let mut x = b.value("joined patches", joined);
         b.push(Op::Input { out: x });
-        // A tap on the last layer reads states without the last norm, which is then here.
+        // A tap on the last layer reads states before the last norm, so the projector applies it.
         let last = self.n_layers.checked_sub(1);
         let here = tap.is_none() && last.is_some_and(|l| self.taps.contains(&l));
         if here && let Some(norm) = self.tower.last_norm {
@@ -217,14 +224,14 @@ impl VisionSpec {
                 }
                 ProjectorStep::PlainNorm => b.norm_of_heads(x, None, joined, self.norm_eps)?,
                 ProjectorStep::Linear(linear) => b.linear(x, &name(linear), n_out, "projected")?,
-                ProjectorStep::Turned(linear) => b.turned(x, &name(linear), n_out)?,
+                ProjectorStep::Turned(linear) => b.transposed(x, &name(linear), n_out)?,
                 ProjectorStep::Activate(kind) => b.activate(x, *kind),
             };
         }
         b.finish(x)
     }
 
-    /// Columns of joined patches.
+    /// Columns of a row of joined patches.
     pub fn joined(&self) -> usize {
         match self.tower.joining {
             Joining::Concatenated => self.hidden * self.merge * self.merge,
@@ -233,14 +240,14 @@ impl VisionSpec {
     }
 }
 
-/// Tensors by their names.
-struct Source<'a> {
+/// Tensors by name.
+struct TowerTensors<'a> {
     checkpoint: &'a Checkpoint,
     decodes: bool,
     used: BTreeSet<String>,
 }
 
-impl Source<'_> {
+impl TowerTensors<'_> {
     fn find(&mut self, name: &str, expected: &[usize]) -> Result<&Tensor> {
         let missing = || Error::MissingTensor {
             name: name.to_owned(),
@@ -253,7 +260,7 @@ impl Source<'_> {
         Ok(tensor)
     }
 
-    /// A matrix `(n_out, n_in)`, in as many dimensions as the file has it.
+    /// A matrix `(n_out, n_in)`, stored with any number of dimensions.
     fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<Weight> {
         let tensor = self.find(name, &[n_out, n_in])?.clone();
         self.matrix_of(&tensor, n_out, n_in)
@@ -271,7 +278,8 @@ impl Source<'_> {
         if !fits || !whole || (!of_rows && value_bytes(tensor.block).is_none()) {
             return Err(bad(tensor, &[n_out, n_in]));
         }
-        // Kernels read single numbers as slices of their type; the formats promise no alignment.
+        // Kernels read unblocked values as slices of their type, but the file formats promise no
+        // alignment.
         if tensor.block == BlockType::F32 && tensor.data.as_ptr().align_offset(4) != 0 {
             let values = if decodes { tensor.to_f32() } else { vec![0.0; n_out * n_in] };
             return Ok(Weight { shape: vec![n_out, n_in], ..Weight::vector(name, &values) });
@@ -292,7 +300,7 @@ impl Source<'_> {
         Ok(Weight::vector(name, &values))
     }
 
-    /// Several tables `(n_rows, n_cols)`, one after another.
+    /// Several tables `(n_rows, n_cols)`, concatenated.
     fn tables(&mut self, name: &str, n: usize, n_rows: usize, n_cols: usize) -> Result<Weight> {
         let tensor = self.find(name, &[n, n_rows, n_cols])?;
         if tensor.shape != [n, n_rows, n_cols] || value_bytes(tensor.block).is_none() {
@@ -302,7 +310,7 @@ impl Source<'_> {
         self.matrix_of(&flat, n * n_rows, n_cols)
     }
 
-    /// The values of a vector; zeros where values are not read.
+    /// The values of a vector; zeros if values are not decoded.
     fn values(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
         let decodes = self.decodes;
         let tensor = self.find(name, &[len])?;
@@ -312,7 +320,7 @@ impl Source<'_> {
         Ok(if decodes { tensor.to_f32() } else { vec![0.0; len] })
     }
 
-    /// A single number, if the file has it; it is read even where values are not, since the plan depends on it.
+    /// A single number, if the file has it. It is always decoded, because the plan depends on it.
     fn number(&mut self, name: &str) -> Result<Option<f32>> {
         if !self.has(name) {
             return Ok(None);
@@ -338,17 +346,17 @@ fn bad(tensor: &Tensor, expected: &[usize]) -> Error {
     }
 }
 
-struct Builder<'s, 'a> {
-    source: &'s mut Source<'a>,
+struct TowerBuilder<'s, 'a> {
+    source: &'s mut TowerTensors<'a>,
     layer: Option<u32>,
     values: Vec<Value>,
     weights: Vec<Weight>,
     nodes: Vec<Node>,
 }
 
-impl<'s, 'a> Builder<'s, 'a> {
-    fn new(source: &'s mut Source<'a>) -> Builder<'s, 'a> {
-        Builder { source, layer: None, values: Vec::new(), weights: Vec::new(), nodes: Vec::new() }
+impl<'s, 'a> TowerBuilder<'s, 'a> {
+    fn new(source: &'s mut TowerTensors<'a>) -> TowerBuilder<'s, 'a> {
+        TowerBuilder { source, layer: None, values: Vec::new(), weights: Vec::new(), nodes: Vec::new() }
     }
 
     fn value(&mut self, name: &str, cols: usize) -> ValueId {
@@ -409,12 +417,13 @@ impl<'s, 'a> Builder<'s, 'a> {
         Ok(out)
     }
 
-    /// The product with the weights of a convolution that moves on by its own size. They are in f32 whatever the file has: some
-    /// devices round what they multiply with BF16, and pixels would lose half their shades.
+    /// The patch embedding: a convolution with a stride of its own size. Its weights are converted
+    /// to F32, because some devices round the input of BF16 products, and pixels would lose half
+    /// their shades.
     fn patches(&mut self, x: ValueId, name: &str, spec: &VisionSpec) -> Result<ValueId> {
         let (of, columns) = (format!("{name}.weight"), spec.patch_len());
         let VisionSpec { hidden, frames, patch, .. } = *spec;
-        // MLX has colours last, and so has what is a matrix in the file.
+        // MLX stores colours last, and so do files that store a matrix.
         let colours_last = match self.source.find(&of, &[hidden, CHANNELS, frames, patch, patch])?.shape[..] {
             [_, _] => frames == 1,
             [n, h, w, CHANNELS] => (n, h, w) == (hidden, patch, patch) && frames == 1,
@@ -442,12 +451,12 @@ impl<'s, 'a> Builder<'s, 'a> {
         Ok(out)
     }
 
-    /// A product with a matrix `(n_in, n_out)`.
-    fn turned(&mut self, x: ValueId, name: &str, n_out: usize) -> Result<ValueId> {
+    /// A product with a matrix `(n_in, n_out)`, transposed at load.
+    fn transposed(&mut self, x: ValueId, name: &str, n_out: usize) -> Result<ValueId> {
         let (n_in, decodes) = (self.cols(x), self.source.decodes);
         let weight = self.source.matrix(name, n_in, n_out)?;
         let tensor = self.source.find(name, &[n_in, n_out])?;
-        let data = turned_bytes(tensor, 0, (0, 1), [n_out, n_in], decodes)?;
+        let data = transposed_bytes(tensor, 0, (0, 1), [n_out, n_in], decodes)?;
         let name = format!("{name} turned");
         let planes = Planes::default();
         let weight = self.weight(Weight { name, shape: vec![n_out, n_in], data, planes, ..weight });
@@ -472,7 +481,7 @@ impl<'s, 'a> Builder<'s, 'a> {
         Ok(out)
     }
 
-    /// `max(min, min(x, max))` of the bounds beside a matrix, if it has both.
+    /// `max(min, min(x, max))`, with the bounds stored beside a matrix, if it has both.
     fn bounded(&mut self, x: ValueId, name: &str, side: &str) -> Result<ValueId> {
         let bounds = ["min", "max"].map(|end| format!("{name}.{side}_{end}"));
         let [Some(min), Some(max)] = [self.source.number(&bounds[0])?, self.source.number(&bounds[1])?]
@@ -495,7 +504,7 @@ impl<'s, 'a> Builder<'s, 'a> {
         Ok(out)
     }
 
-    /// Each head, or other group of columns, by its root mean square, all with the same weight, if there is one.
+    /// RMS norm of each head, or of other groups of columns, with a shared weight if there is one.
     fn norm_of_heads(&mut self, x: ValueId, name: Option<&str>, group: usize, eps: f32) -> Result<ValueId> {
         let weight = match name {
             Some(name) => {
@@ -509,7 +518,7 @@ impl<'s, 'a> Builder<'s, 'a> {
         Ok(out)
     }
 
-    /// Each group of columns by itself.
+    /// A norm of each group of columns.
     fn norm_of_groups(
         &mut self,
         x: ValueId,
@@ -537,8 +546,9 @@ impl<'s, 'a> Builder<'s, 'a> {
         out
     }
 
-    /// Turn all columns of heads, the first half of each with the second, by `(cosines, sines)` of every pair.
-    fn turn(&mut self, x: ValueId, (cos, sin): (ValueId, ValueId), head_dim: usize, name: &str) -> ValueId {
+    /// Rotates all columns of heads by `(cosines, sines)` of each pair. A pair has one column of
+    /// each half.
+    fn rotate(&mut self, x: ValueId, (cos, sin): (ValueId, ValueId), head_dim: usize, name: &str) -> ValueId {
         let (half, n_heads) = (head_dim / 2, self.cols(x) / head_dim);
         let a = self.part(x, 0, head_dim, half, "first halves");
         let b = self.part(x, half, head_dim, half, "second halves");
@@ -555,13 +565,13 @@ impl<'s, 'a> Builder<'s, 'a> {
         out
     }
 
-    /// All rows are the result.
+    /// Finishes the plan with all rows of `x` as the result.
     fn finish(mut self, x: ValueId) -> Result<Plan> {
         let output = self.new_value("all rows", RowCount::Outputs, self.cols(x), DType::F32);
         self.push(Op::SelectRows { x, out: output });
         let argmax = self.new_value("largest", RowCount::Outputs, 1, DType::U32);
         self.push(Op::Argmax { x: output, out: argmax });
-        let Builder { values, weights, nodes, .. } = self;
+        let TowerBuilder { values, weights, nodes, .. } = self;
         let plan = Plan {
             values,
             weights,

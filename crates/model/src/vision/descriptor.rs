@@ -1,171 +1,197 @@
-//! What sets one tower from another, as plain data: the encoders of images that stand before a text model.
+//! Differences between vision towers, as plain data. A tower encodes images for a text model.
 
 use device::Activation;
 
-use super::mmproj::MmprojNames;
 use crate::descriptor::NormKind;
 
-/// Where a patch's place in its image comes from, besides the rotation.
+/// The source of position embeddings of patches, besides RoPE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatchPositions {
-    /// Nowhere.
+    /// No position embeddings.
     None,
-    /// A row of the table for each patch of an image of the one size.
+    /// A table with one row for each patch of the fixed image size.
     Table,
-    /// A square table, stretched over the image bilinearly, its corners on the image's.
+    /// A square table, interpolated bilinearly over the image with aligned corners.
     Stretched,
-    /// The sum of a row for its column and a row for its row, of two tables `(2, positions, hidden)`.
+    /// The sum of a row for the column and a row for the row, from two tables `(2, positions,
+    /// hidden)`.
     Axes,
 }
 
-/// How queries and keys turn by a patch's place.
+/// RoPE of queries and keys by the patch's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turning {
-    /// They do not.
+    /// No RoPE.
     None,
-    /// The pairs are the columns of a head's two halves: the first of them turn by the row, the others by the column.
+    /// A pair has one column of each half of a head. The first pairs rotate by the row, the others
+    /// by the column.
     Whole,
-    /// Each half of a head is turned by itself: the first by the column, the other by the row.
+    /// Each half of a head rotates alone: the first by the column, the second by the row.
     Halves,
 }
 
-/// Which rows of an image see those after them.
+/// Layers of the text model in which image rows attend to later rows of their image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BothWays {
-    /// None do.
+    /// No layer.
     Never,
-    /// All, in every layer.
+    /// Every layer.
     Always,
-    /// All, in the layers with a window, where the checkpoint says so.
+    /// Layers with a window, if the checkpoint says so.
     InWindowsIfSaid,
 }
 
-/// How patches of a square become one row of the text.
+/// Joining of a square of patches to one row of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Joining {
-    /// One after another, row by row of the square.
+    /// Concatenated, row by row of the square.
     Concatenated,
-    /// Their mean.
+    /// Averaged.
     Averaged,
-    /// `(mean * sqrt(hidden) - bias) * scale`: the names of two vectors that a checkpoint may have.
+    /// `(mean * sqrt(hidden) - bias) * scale`, with the names of two vectors that a checkpoint may
+    /// have.
     Standardised {
-        /// Subtracted.
+        /// Name of the vector that is subtracted.
         bias: &'static str,
-        /// Multiplied then.
+        /// Name of the vector that is multiplied.
         scale: &'static str,
     },
 }
 
-/// A step from what patches became to rows of the text's width.
+/// A step of the projector, from joined patches to rows of the text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ProjectorStep {
-    /// A norm of whole rows; this is added to its weight.
+    /// A norm of whole rows: its name, kind, and the offset added to its weight.
     Norm(&'static str, NormKind, f32),
-    /// A norm of whole rows by their root mean square alone.
+    /// An RMS norm of whole rows without a weight.
     PlainNorm,
     /// A matrix `(n_out, n_in)`, with a bias if the file has one.
     Linear(&'static str),
-    /// A matrix whose whole name this is, `(n_in, n_out)`.
+    /// A matrix `(n_in, n_out)`; the name has no suffix.
     Turned(&'static str),
-    /// A function.
+    /// An activation.
     Activate(Activation),
 }
 
-/// How a picture is brought to a size.
+/// The way in which an image gets its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizingKind {
-    /// A square, whatever its shape.
+    /// Stretched to a square.
     Square,
-    /// Its own shape, each side a multiple of the joined patches, the number of pixels between two bounds.
+    /// Its own aspect ratio, with sides that are multiples of joined patches and a bounded number
+    /// of pixels.
     Pixels,
-    /// Tiles of the square that the tower sees, and the whole picture once more.
+    /// Square tiles, and the whole image once more.
     Tiles,
-    /// Its own shape, as large as a number of rows of the text allows.
+    /// Its own aspect ratio, as large as a number of text rows allows.
     Rows,
 }
 
-/// What a text model reads around the rows of an image.
+/// Tokens around and in place of the rows of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageMarks {
-    /// What chat templates write where an image stands.
+    /// Placeholder of an image in chat templates.
     pub placeholder: &'static str,
-    /// What stands for each row.
+    /// Token of each row.
     pub row: &'static str,
-    /// Before the rows of an image, or of a tile.
+    /// Text before the rows of an image or tile.
     pub before: &'static str,
-    /// After them.
+    /// Text after the rows of an image or tile.
     pub after: &'static str,
-    /// Before those of the whole picture, where there are tiles.
+    /// Text before the rows of the whole image, if there are tiles.
     pub whole: &'static str,
 }
 
-/// One kind of tower. Names follow one of `prefixes`; `{l}` is a layer; `.weight` and `.bias` follow.
+/// Names of a tower in GGUF files of towers.
+#[derive(Clone, Copy, Debug)]
+pub struct MmprojNames {
+    /// Value of `clip.projector_type`.
+    pub kind: &'static str,
+    /// Names of the projector's steps with weights, in order.
+    pub projector: &'static [&'static str],
+    /// Names of the tap projectors' steps with weights; `{l}` is the layer.
+    pub tap_projector: &'static [&'static str],
+    /// True if queries, keys and values are separate here, but one tensor in folders.
+    pub splits_qkv: bool,
+    /// Architectures of text models, and their names beside such a tower.
+    pub text: &'static [(&'static str, &'static str)],
+    /// Default numbers, by their key under `preprocessor_config.`.
+    pub pixels: &'static [(&'static str, usize)],
+}
+
+/// One kind of tower. Names follow one of `prefixes`; `{l}` is a layer; `.weight` and `.bias`
+/// follow.
 #[derive(Clone, Copy, Debug)]
 pub struct VisionDescriptor {
-    /// One word, unique.
+    /// Unique name, one word.
     pub name: &'static str,
-    /// Values of `model_type` (config.json) of models that have it.
+    /// Values of `model_type` (config.json) of models with this tower.
     pub hf: &'static [&'static str],
-    /// Before the names of the tower; the first that has a patch embedding counts.
+    /// Prefixes of the tower's names; the first one with a patch embedding is used.
     pub prefixes: &'static [&'static str],
-    /// Before the names of the projector.
+    /// Prefixes of the projector's names.
     pub projector_prefixes: &'static [&'static str],
-    /// `(hidden, channels, frames, patch, patch)`, or, of one frame, a matrix whose columns have colours last.
+    /// Name of the patch embedding, `(hidden, channels, frames, patch, patch)`; with one frame it
+    /// may be a matrix whose columns have colours last.
     pub patch: &'static str,
-    /// The tower brings colours from 0 to 1 to -1 to 1 itself.
+    /// True if the tower itself maps colours from 0..1 to -1..1.
     pub centres: bool,
-    /// `(positions, hidden)`, of two axes `(2, positions, hidden)`; the latter is a whole name.
+    /// Name of the position table, `(positions, hidden)`, or of two tables `(2, positions,
+    /// hidden)`, which has no suffix.
     pub position: &'static str,
-    /// Before the names of a layer.
+    /// Prefix of a layer's names.
     pub layer: &'static str,
-    /// Norms before attention and network.
+    /// Names of the norms before attention and before the network.
     pub norms: [&'static str; 2],
-    /// Norms of what attention and network give.
+    /// Names of the norms after attention and after the network.
     pub post_norms: Option<[&'static str; 2]>,
-    /// Their kind, and that of the last.
+    /// Kind of these norms and of the last norm.
     pub norm_kind: NormKind,
-    /// Queries, keys and values: three names, or one of all.
+    /// Names of the query, key and value projections, or of one that stacks them.
     pub qkv: &'static [&'static str],
-    /// Norms of the heads of queries and keys by their root mean square; those of values then have one without weight.
+    /// Names of the RMS norms of query and key heads. Value heads then have a norm without a
+    /// weight.
     pub qk_norms: Option<[&'static str; 2]>,
-    /// Scores are not scaled.
+    /// True if attention scores are not scaled.
     pub unscaled: bool,
-    /// The matrices of layers are `NAME.linear.weight`, and where the checkpoint bounds what they read and give, the bounds are
-    /// `NAME.input_min`, `input_max`, `output_min` and `output_max`.
+    /// True if the matrices of layers are `NAME.linear.weight`. Inputs and outputs are then clamped
+    /// to `NAME.input_min`, `input_max`, `output_min` and `output_max`, if the checkpoint has
+    /// these.
     pub bounds: bool,
-    /// Attention's output.
+    /// Name of attention's output projection.
     pub out: &'static str,
-    /// The network: up and down, or gate, up and down.
+    /// Names of the network's matrices: up and down, or gate, up and down.
     pub network: &'static [&'static str],
-    /// A norm on what the last layer gives.
+    /// Name of the norm after the last layer.
     pub last_norm: Option<&'static str>,
-    /// Where places come from.
+    /// Source of the position embeddings.
     pub positions: PatchPositions,
-    /// How queries and keys turn.
+    /// RoPE of queries and keys.
     pub turning: Turning,
-    /// The base of the frequencies where the checkpoint does not say.
+    /// Base of the RoPE frequencies, if the checkpoint does not store it.
     pub rotation_base: f64,
-    /// How patches become rows.
+    /// Joining of patches to rows of the text.
     pub joining: Joining,
-    /// From joined patches to rows of the text.
+    /// Steps from joined patches to rows of the text.
     pub projector: &'static [ProjectorStep],
-    /// The same of what taps give; `{i}` is the tap.
+    /// Steps from the joined patches of a tap to rows of the text; `{i}` is the tap.
     pub tap_projector: &'static [ProjectorStep],
-    /// The network's function where the checkpoint does not say.
+    /// Activation of the network, if the checkpoint does not name one.
     pub activation: Activation,
-    /// How pictures are sized.
+    /// The way in which images get their size.
     pub sizing: SizingKind,
-    /// Positions of the text have three axes in sections one after another (`false`) or in turns (`true`).
+    /// Order of the three position axes in the text model's heads: sections (`false`) or
+    /// interleaved (`true`). `None`: one axis.
     pub axes: Option<bool>,
-    /// The sections where the checkpoint does not say.
+    /// Sizes of the sections, if the checkpoint does not store them.
     pub sections: [usize; 3],
-    /// Rows of an image that attend to each other both ways.
+    /// Layers of the text model in which image rows attend to later rows of their image.
     pub both_ways: BothWays,
-    /// What the text model reads around rows.
+    /// Tokens around rows.
     pub marks: ImageMarks,
-    /// Numbers that checkpoints leave out where they are the usual ones, by their key under `vision_config.`.
+    /// Default numbers, by their key under `vision_config.`.
     pub defaults: &'static [(&'static str, usize)],
-    /// What GGUF files of towers call it.
+    /// Names in GGUF files of towers, if the tower has any.
     pub mmproj: Option<MmprojNames>,
 }
 
@@ -232,7 +258,7 @@ const SIGLIP: VisionDescriptor = VisionDescriptor {
     }),
 };
 
-const TILED: VisionDescriptor = VisionDescriptor {
+const IDEFICS3: VisionDescriptor = VisionDescriptor {
     name: "siglip_tiles",
     hf: &["smolvlm", "idefics3"],
     prefixes: &["model.vision_model.", "vision_model."],
@@ -270,7 +296,7 @@ const TILED: VisionDescriptor = VisionDescriptor {
 const QWEN_MARKS: ImageMarks =
     ImageMarks { placeholder: "<|image_pad|>", row: "<|image_pad|>", before: "", after: "", whole: "" };
 
-const WINDOWED: VisionDescriptor = VisionDescriptor {
+const QWEN2_5_VL: VisionDescriptor = VisionDescriptor {
     name: "windows",
     hf: &["qwen2_5_vl"],
     prefixes: &["visual.", "model.visual.", "vision_tower."],
@@ -311,7 +337,7 @@ const WINDOWED: VisionDescriptor = VisionDescriptor {
     ..SIGLIP
 };
 
-const STRETCHED: VisionDescriptor = VisionDescriptor {
+const QWEN3_VL: VisionDescriptor = VisionDescriptor {
     name: "stretched",
     hf: &["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"],
     prefixes: &["model.visual.", "visual.", "vision_tower."],
@@ -344,10 +370,10 @@ const STRETCHED: VisionDescriptor = VisionDescriptor {
         text: &[("qwen3", "qwen3vl"), ("qwen3moe", "qwen3vlmoe")],
         pixels: &[("min_pixels", 256 * 256), ("max_pixels", 4096 * 4096)],
     }),
-    ..WINDOWED
+    ..QWEN2_5_VL
 };
 
-const AXES: VisionDescriptor = VisionDescriptor {
+const GEMMA4: VisionDescriptor = VisionDescriptor {
     name: "axes",
     hf: &["gemma4"],
     prefixes: &["model.vision_tower.", "vision_tower."],
@@ -399,4 +425,4 @@ const AXES: VisionDescriptor = VisionDescriptor {
 };
 
 /// All towers.
-pub const TOWERS: &[VisionDescriptor] = &[SIGLIP, TILED, WINDOWED, STRETCHED, AXES];
+pub const TOWERS: &[VisionDescriptor] = &[SIGLIP, IDEFICS3, QWEN2_5_VL, QWEN3_VL, GEMMA4];

@@ -1,31 +1,34 @@
-//! Rows that are given to the text model instead of tokens: what a row of the input of its second plan is.
+//! Input rows of the text model's second plan, with embeddings instead of tokens.
 
 use device::Weight;
 
 use super::VisionSpec;
 
-/// A row of the input: the embedding; what taps add after the first layers; cosines and sines of its turns, for every head.
+/// The layout of an input row: the embedding, the additions of taps after the first layers, and the
+/// cosines and sines for every head.
 #[derive(Clone, Debug)]
 pub struct GivenRows {
     /// Columns of the embedding.
     pub hidden: usize,
-    /// Additions, each of as many columns.
+    /// Additions of taps, each with `hidden` columns.
     pub n_taps: usize,
-    /// Heads; 0: the plan turns rows by their position itself.
+    /// Heads with cosines and sines; 0 if the plan computes RoPE from positions.
     pub n_heads: usize,
-    /// Radians a position, by pair of a head.
+    /// RoPE frequency of each pair of a head, in radians a position.
     pub frequencies: Vec<f32>,
-    /// By pair, which of a row's three positions turns it.
+    /// Position axis of each pair of a head, 0 to 2.
     pub axes: Vec<u8>,
     /// Factor on cosines and sines.
     pub turn_scale: f32,
-    /// The table of tokens' embeddings.
+    /// The token embeddings.
     pub embeddings: Weight,
-    /// Factor on its rows.
+    /// Factor on token embeddings.
     pub embedding_scale: f32,
-    /// Rows of an image see each other both ways: it must be whole in a step, as a span of its own.
+    /// True if the rows of an image attend to each other both ways. They must then be one span of a
+    /// single step.
     pub both_ways: bool,
-    /// Where layers have inputs of tokens, the token whose inputs a row of an image has: it is the row's in the step.
+    /// The token whose per-layer inputs an image row has, if layers have such inputs. The step must
+    /// have this token for the row.
     pub layer_input: Option<u32>,
 }
 
@@ -35,12 +38,12 @@ impl GivenRows {
         self.hidden * (1 + self.n_taps) + 2 * self.n_heads * self.frequencies.len()
     }
 
-    /// Whether rows have positions on three axes.
+    /// True if positions have three axes.
     pub fn has_axes(&self) -> bool {
         self.n_heads > 0
     }
 
-    /// Append the row of a token.
+    /// Appends the row of a token.
     pub fn push_token(&self, token: u32, positions: [u32; 3], out: &mut Vec<f32>) {
         let start = out.len();
         out.resize(start + self.hidden, 0.0);
@@ -50,10 +53,10 @@ impl GivenRows {
         }
         out[start..].iter_mut().for_each(|value| *value *= self.embedding_scale);
         out.resize(start + self.hidden * (1 + self.n_taps), 0.0);
-        self.push_turns(positions, out);
+        self.push_rotations(positions, out);
     }
 
-    /// Append a row of an image: its embedding and what taps add.
+    /// Appends a row of an image: its embedding and the additions of taps.
     pub fn push_image<'a>(
         &self,
         row: &[f32],
@@ -63,10 +66,10 @@ impl GivenRows {
     ) {
         out.extend_from_slice(row);
         taps.for_each(|tap| out.extend_from_slice(tap));
-        self.push_turns(positions, out);
+        self.push_rotations(positions, out);
     }
 
-    fn push_turns(&self, positions: [u32; 3], out: &mut Vec<f32>) {
+    fn push_rotations(&self, positions: [u32; 3], out: &mut Vec<f32>) {
         for function in [f32::cos, f32::sin] {
             let start = out.len();
             for head in 0..self.n_heads {
@@ -83,7 +86,7 @@ impl GivenRows {
 }
 
 impl VisionSpec {
-    /// By pair of a head, of `n`, which axis turns it.
+    /// Position axis of each of the `n` pairs of a head.
     pub(crate) fn axes(&self, n: usize) -> Vec<u8> {
         let [time, height, width] = self.sections;
         let in_turns = self.tower.axes == Some(true);

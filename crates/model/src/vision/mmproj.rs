@@ -1,5 +1,5 @@
-//! A tower in a GGUF file of its own (`mmproj`), as llama.cpp's tools/mtmd reads it: its names and numbers as those of a folder, so
-//! that a tower is built in one way only, and back.
+//! A vision tower in its own GGUF file (`mmproj`), as llama.cpp's tools/mtmd reads it. Its names
+//! and numbers are translated to a folder's and back, so that towers are built in one way only.
 
 use std::collections::HashMap;
 
@@ -10,57 +10,43 @@ use super::descriptor::{ProjectorStep, SizingKind, VisionDescriptor};
 use super::{BothWays, CHANNELS, Joining, PatchPositions, TOWERS, VisionSpec};
 use crate::error::{Error, Result};
 
-/// What these files call a tower.
-#[derive(Clone, Copy, Debug)]
-pub struct MmprojNames {
-    /// `clip.projector_type`
-    pub kind: &'static str,
-    /// The steps of the projector that have weights, in order.
-    pub projector: &'static [&'static str],
-    /// The same of the taps; `{l}` is the layer.
-    pub tap_projector: &'static [&'static str],
-    /// Queries, keys and values are apart though folders have them in one.
-    pub splits_qkv: bool,
-    /// Architectures of text models, and those that they have beside such a tower.
-    pub text: &'static [(&'static str, &'static str)],
-    /// Numbers of files that leave them out, by their key under `preprocessor_config.`.
-    pub pixels: &'static [(&'static str, usize)],
-}
-
-/// The token that stands for a row, which llama.cpp has no use for: files of ours say it.
+/// The key of the token that stands for a row. llama.cpp has no such key; files written by this
+/// crate have it.
 pub(crate) const TOKEN_KEY: &str = "clip.vision.image_token_id";
 
-/// Whether rows of an image see those after them, which llama.cpp takes from the text model's width: files of ours say it.
+/// The key that tells whether image rows attend both ways. llama.cpp decides by the text model's
+/// width; files written by this crate have it.
 pub(crate) const BOTH_WAYS_KEY: &str = "clip.vision.image_rows_both_ways";
 
-/// A tensor of a file and what folders call it.
+/// A tensor of the file, and its name in folders.
 pub(crate) struct Pair {
-    /// There, without `.weight` and `.bias`.
+    /// Name in the file, without `.weight` and `.bias`.
     pub gguf: String,
-    /// The whole name but for these in folders, unless `whole`.
+    /// Name in folders, without `.weight` and `.bias` unless `whole`.
     pub hf: String,
-    /// Folders have no `.weight` after it.
+    /// True if the name in folders has no suffix.
     pub whole: bool,
-    /// How the two differ.
+    /// Difference between the two tensors.
     pub kind: PairKind,
 }
 
-/// How a tensor of a file differs from that of a folder.
+/// Difference between a tensor of the file and one of a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PairKind {
-    /// Not at all.
+    /// No difference.
     Same,
-    /// Each frame of a patch is a tensor.
+    /// Each frame of a patch is a separate tensor.
     Patch,
-    /// It is this third of the rows.
+    /// The tensor is this third of the folder's rows.
     Third(usize),
-    /// A norm whose weight has the 1 that folders leave out.
+    /// A norm whose weight includes the 1 that folders leave out.
     WholeNorm,
-    /// Not at all, and neither has `.weight` after its name.
+    /// No difference, and neither name has a suffix.
     Bare,
 }
 
-/// All tensors of a tower of `n_layers` with taps after `taps`; `prefixes` stand before the names of folders.
+/// All tensors of a tower with `n_layers` layers and taps after the layers `taps`. `prefixes` are
+/// those of folders.
 pub(crate) fn pairs(
     tower: &VisionDescriptor,
     prefixes: [&str; 2],
@@ -147,20 +133,22 @@ pub(crate) fn pairs(
     all
 }
 
-/// A text model with the tower of an `mmproj` file: its tensors and numbers beside the text's, as folders have them.
+/// Adds the tower of an `mmproj` file to a text model: its tensors and numbers, under the names of
+/// folders.
 ///
 /// # Errors
-/// One of the two is no such file, the tower is of another kind, or the vocabulary has no token for its rows.
+/// One of the files is of another kind, the tower is unknown, or the vocabulary has no token for
+/// its rows.
 pub fn with_mmproj(mut text: Checkpoint, mmproj: &Checkpoint) -> Result<Checkpoint> {
     let metadata = &mmproj.metadata;
     let kinds = || TOWERS.iter().filter_map(|tower| Some(tower.mmproj?.kind)).collect::<Vec<_>>().join(", ");
     let architecture = metadata.str("general.architecture").unwrap_or_default();
     if mmproj.naming != Naming::Gguf || architecture != "clip" {
-        let found = format!("{architecture:?} in the file of the images' tower");
+        let found = format!("{architecture:?} in the vision tower's file");
         return Err(bad("general.architecture", found, "\"clip\", a file that llama.cpp calls mmproj"));
     }
     if text.naming != Naming::Gguf {
-        return Err(bad("the text model's format", &text.format, "GGUF, as of the tower's file"));
+        return Err(bad("a text model in another format", &text.format, "GGUF, like the tower's file"));
     }
     let key = ["clip.vision.projector_type", "clip.projector_type"];
     let kind = key.iter().find_map(|key| metadata.str(key)).unwrap_or_default();
@@ -196,7 +184,7 @@ impl Reader<'_> {
         n.ok_or_else(|| bad(key, show(self.metadata, key), "a number of layers, 1 to 1024"))
     }
 
-    /// The layers after which states are tapped, ascending.
+    /// The layers with taps, ascending.
     fn taps(&self) -> Vec<usize> {
         let flags = match self.metadata.get("clip.vision.is_deepstack_layers") {
             Some(Value::Array(Array::Bool(flags))) => flags.clone(),
@@ -205,7 +193,7 @@ impl Reader<'_> {
         flags.iter().enumerate().filter(|(_, is)| **is).map(|(l, _)| l).collect()
     }
 
-    /// The numbers of the file as config.json and preprocessor_config.json have them, beside the text's.
+    /// Adds the file's numbers under the keys of config.json and preprocessor_config.json.
     fn numbers(&self, text: &mut Metadata) -> Result<()> {
         let n_layers = self.layers()?;
         let mut all: Vec<(String, Value)> = Vec::new();
@@ -242,21 +230,42 @@ impl Reader<'_> {
             }
         }
         if let Some(table) = self.mmproj.tensor("v.position_embd.weight") {
-            let (key, n) = match self.tower.positions {
-                PatchPositions::Axes => ("position_embedding_size", table.n_rows() / 2),
-                _ => ("num_position_embeddings", table.n_rows()),
+            let (key, n) = match self.tower.positions == PatchPositions::Axes {
+                true => ("position_embedding_size", table.n_rows() / 2),
+                false => ("num_position_embeddings", table.n_rows()),
             };
             put(vision(key), Value::Int(n as i128));
         }
         let architecture = text.str("general.architecture").unwrap_or_default().to_owned();
         if self.tower.both_ways == BothWays::InWindowsIfSaid {
-            // Published models whose layers have inputs of their own do not look ahead in images, the others do.
+            // In published models image rows attend both ways unless layers have per-layer inputs.
             let inputs = text.usize(&format!("{architecture}.embedding_length_per_layer_input"));
             let usual = inputs.unwrap_or(0) == 0;
             if self.metadata.bool(BOTH_WAYS_KEY).unwrap_or(usual) {
                 put("use_bidirectional_attention".to_owned(), Value::Str("vision".to_owned()));
             }
         }
+        self.sizes(&mut put);
+        if let Some(Value::Array(Array::Int(sections))) =
+            text.get(&format!("{architecture}.rope.dimension_sections"))
+        {
+            let sections = sections.iter().take(3).copied().collect();
+            put("rope_scaling.mrope_section".to_owned(), Value::Array(Array::Int(sections)));
+        }
+        let (id, name) = self.token(text)?;
+        put("image_token_id".to_owned(), Value::Int(id.into()));
+        if let Some(name) = name {
+            put("image_token".to_owned(), Value::Str(name));
+        }
+        for (key, value) in all {
+            text.insert(key, value);
+        }
+        Ok(())
+    }
+
+    /// Adds the sizes of images and the normalisation of colours.
+    fn sizes(&self, put: &mut dyn FnMut(String, Value)) {
+        let vision = |key: &str| format!("vision_config.{key}");
         let scale = self.count("projector.scale_factor");
         match self.tower.sizing {
             SizingKind::Square => {
@@ -295,25 +304,10 @@ impl Reader<'_> {
                 put(format!("{PREPROCESSOR_PREFIX}{name}"), value.clone());
             }
         }
-        if let Some(Value::Array(Array::Int(sections))) =
-            text.get(&format!("{architecture}.rope.dimension_sections"))
-        {
-            let sections = sections.iter().take(3).copied().collect();
-            put("rope_scaling.mrope_section".to_owned(), Value::Array(Array::Int(sections)));
-        }
-        let (id, name) = self.token(text)?;
-        put("image_token_id".to_owned(), Value::Int(id.into()));
-        if let Some(name) = name {
-            put("image_token".to_owned(), Value::Str(name));
-        }
-        for (key, value) in all {
-            text.insert(key, value);
-        }
-        Ok(())
     }
 
-    /// The token that stands for a row, and its text where it is not the usual one: vocabularies may lack that, since a row is no
-    /// token's in llama.cpp.
+    /// The token that stands for a row, and its text if it is not the default. llama.cpp needs no
+    /// such token, so vocabularies may lack the default one.
     fn token(&self, text: &Metadata) -> Result<(u32, Option<String>)> {
         let tokens = match text.get("tokenizer.ggml.tokens") {
             Some(Value::Array(tokens @ Array::Str { .. })) => Some(tokens),
@@ -347,7 +341,7 @@ impl Reader<'_> {
         let mut all = Vec::new();
         let mut thirds: HashMap<String, Vec<&Tensor>> = HashMap::new();
         for pair in pairs(tower, prefixes, n_layers, &self.taps()) {
-            // Older files call the two matrices of a plain network by each other's names.
+            // Older files swap the names of a plain network's two matrices.
             let swapped = tower.network.len() == 2 && self.is_swapped(&pair.gguf, &find);
             let gguf = match (swapped, pair.gguf.strip_suffix("ffn_up"), pair.gguf.strip_suffix("ffn_down")) {
                 (true, Some(before), _) => format!("{before}ffn_down"),
@@ -394,7 +388,8 @@ impl Reader<'_> {
         rows(up) == hidden && rows(down) != hidden
     }
 
-    /// The embedding of patches, `(hidden, channels, patch, patch)`, or with all frames `(hidden, channels, frames, patch, patch)`.
+    /// The patch embedding, `(hidden, channels, patch, patch)`, or `(hidden, channels, frames,
+    /// patch, patch)` with several frames.
     fn patch(&self, first: &Tensor, second: Option<&Tensor>) -> Result<Tensor> {
         let Some(second) = second else {
             if self.tower.sizing == SizingKind::Pixels {
@@ -426,7 +421,7 @@ fn in_f32(name: String, shape: Vec<usize>, values: impl Iterator<Item = f32>) ->
     Tensor { name, shape, block: BlockType::F32, data, planes }
 }
 
-/// The rows of several tensors in one.
+/// One tensor with the rows of several.
 fn joined(name: String, parts: &[&Tensor]) -> Result<Tensor> {
     let first = parts.first().copied();
     let fits = |part: &&Tensor| {
@@ -451,7 +446,7 @@ impl VisionSpec {
         self.row.as_deref().unwrap_or(self.tower.marks.row)
     }
 
-    /// What its projector and tower are called in its folder.
+    /// Prefixes of the projector's and the tower's names in a folder.
     pub(crate) fn folder_prefixes(&self) -> [&'static str; 2] {
         self.prefixes
     }

@@ -1,21 +1,21 @@
-//! Where patches lie: their order, the windows among them, and what depends on a patch's place.
+//! Places of patches: their order, windows, and inputs that depend on the place.
 
 use device::Weight;
 
 use super::{PatchPositions, SizingKind, Turning, VisionPlans, VisionSpec};
 
-/// The patches of an image or tile. They are ordered square by square of those that are joined, the squares row by row, and so the
-/// patches of a square.
+/// The patches of an image or tile. They are ordered by squares of joined patches, row by row, and
+/// row by row within a square.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grid {
-    /// From top to bottom.
+    /// Rows of patches, from top to bottom.
     pub rows: usize,
-    /// From left to right.
+    /// Columns of patches, from left to right.
     pub cols: usize,
 }
 
 impl Grid {
-    /// Row and column of each patch, in order, where squares have `merge` a side.
+    /// Row and column of each patch, in order, for squares of `merge` patches a side.
     pub fn squares(self, merge: usize) -> impl Iterator<Item = (usize, usize)> {
         let (square_cols, inner) = (self.cols / merge, merge * merge);
         (0..self.rows * self.cols).map(move |i| {
@@ -25,17 +25,18 @@ impl Grid {
     }
 }
 
-/// The order in which a tower takes the squares of an image: window by window, where it has windows.
+/// The order of an image's squares: window by window, if the tower has windows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// The squares.
+    /// Indices of the squares.
     pub squares: Vec<usize>,
-    /// Squares of each window.
+    /// Number of squares in each window.
     pub windows: Vec<usize>,
 }
 
 impl VisionSpec {
-    /// The order for an image. Without windows: the usual one, all in one.
+    /// The order of an image's squares. Without windows all squares are in one, in their usual
+    /// order.
     pub fn order(&self, grid: Grid) -> Order {
         let (rows, cols) = (grid.rows / self.merge, grid.cols / self.merge);
         let Some(side) = self.window else {
@@ -54,14 +55,15 @@ impl VisionSpec {
         order
     }
 
-    /// Columns of the input of a stage, the first or another.
+    /// Input columns of a stage, the first or a later one.
     pub fn stage_cols(&self, first: bool) -> usize {
         let positions = if self.tower.positions == PatchPositions::None { 0 } else { self.hidden };
         let own = if first { self.patch_len() + positions } else { self.hidden };
         own + if self.tower.turning == Turning::None { 0 } else { self.hidden }
     }
 
-    /// `(patches, hidden)`: the learned position of each patch, in order; empty where there are none.
+    /// `(patches, hidden)`: the learned position embedding of each patch, in order; empty if there
+    /// are none.
     pub fn positions(&self, plans: &VisionPlans, grid: Grid) -> Vec<f32> {
         let Some(table) = &plans.positions else { return Vec::new() };
         if self.tower.positions == PatchPositions::Axes {
@@ -98,7 +100,8 @@ impl VisionSpec {
         out
     }
 
-    /// The same of two tables, one after the other, of which an image needs a few rows.
+    /// `(patches, hidden)`: position embeddings from two concatenated tables, of which only the
+    /// needed rows are decoded.
     fn positions_of_axes(&self, table: &Weight, grid: Grid) -> Vec<f32> {
         let rows_of = |first: usize, n: usize| {
             let mut rows = vec![0.0; n * self.hidden];
@@ -114,8 +117,9 @@ impl VisionSpec {
         out
     }
 
-    /// `(patches, hidden)`: the cosines of each patch's turns, for every head, and then its sines; empty where patches do not turn.
-    /// The first half of a head's pairs turns by rows, the other by columns, or the other way round ([`Turning`]).
+    /// `(patches, hidden)`: the cosines of each patch for every head, then its sines; empty without
+    /// RoPE. Half of a head's pairs rotates by rows and half by columns, in the order of
+    /// [`Turning`].
     pub fn turns(&self, grid: Grid) -> Vec<f32> {
         if self.tower.turning == Turning::None {
             return Vec::new();
@@ -138,7 +142,8 @@ impl VisionSpec {
     }
 }
 
-/// Where place `at` of `n` falls in a table of `side`, the ends on its ends: the entry before it, and how far it is beyond.
+/// Interpolation of place `at` of `n` in a table of `side` entries with aligned ends: the entry
+/// before, and the distance beyond it.
 fn stretched(at: usize, n: usize, side: usize) -> (usize, f32) {
     if n <= 1 {
         return (0, 0.0);
@@ -148,8 +153,9 @@ fn stretched(at: usize, n: usize, side: usize) -> (usize, f32) {
     (before, place - before as f32)
 }
 
-/// The position of place `at` of `n`: the bucket of `at / n` among those that begin at multiples of `1 / n`. In exact arithmetic it is
-/// `at`; where `n` is no power of two, rounding moves some, which is what such models were trained with.
+/// The table entry for place `at` of `n`: the bucket of `at / n` among buckets that begin at
+/// multiples of `1 / n`. Exact arithmetic would give `at`. If `n` is not a power of two, rounding
+/// moves some, as in training.
 fn bucket(at: usize, n: usize) -> usize {
     let place = (at as f32 * (1.0 / n as f32)).min(1.0 - 1e-6);
     let step = 1.0 / n as f64;

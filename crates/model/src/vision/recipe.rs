@@ -1,168 +1,116 @@
-//! How a picture becomes numbers, as preprocessor_config.json says.
+//! Preprocessing of images, as in preprocessor_config.json.
 
 use weights::keys::PREPROCESSOR_PREFIX;
 use weights::{Array, Metadata, Value};
 
-use super::{SizingKind, VisionDescriptor};
+use super::{PatchPositions, SizingKind, VisionDescriptor};
 use crate::error::{Error, Result};
+use crate::keys::show;
 
-/// How pixels between pixels are computed.
+/// Filters of resizing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// A triangle.
+    /// Triangle filter.
     Bilinear,
-    /// Cubic, with -0.5.
+    /// Cubic filter with a = -0.5.
     Bicubic,
-    /// Three lobes of a windowed sinc.
+    /// Windowed sinc with three lobes.
     Lanczos,
 }
 
-/// The size to which a picture is brought.
+/// The size to which an image is scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sizing {
-    /// `(height, width)`
+    /// Height and width in pixels.
     Exact(usize, usize),
-    /// Sides are multiples of `unit`, and there are `least` to `most` pixels.
+    /// Sides that are multiples of `unit`, with `least` to `most` pixels in all.
     Pixels {
         /// Pixels a side of joined patches.
         unit: usize,
-        /// Pixels at least.
+        /// Least number of pixels.
         least: usize,
-        /// Pixels at most.
+        /// Largest number of pixels.
         most: usize,
     },
-    /// As many joined patches of `unit` pixels a side as fit, in its shape, but no more than `most`.
+    /// The largest size with the image's aspect ratio that has at most `most` squares of `unit`
+    /// pixels a side.
     Rows {
         /// Pixels a side of joined patches.
         unit: usize,
-        /// Joined patches at most.
+        /// Largest number of joined patches.
         most: usize,
     },
-    /// The longer side is brought to `longest`, both to multiples of `tile`, and the picture cut into tiles, where it `splits`.
+    /// The longer side is scaled to `longest` and both sides to multiples of `tile`. The image is
+    /// then cut into tiles, if it `splits`.
     Tiles {
-        /// Pixels.
+        /// Pixels of the longer side.
         longest: usize,
-        /// Pixels a side.
+        /// Pixels a side of a tile.
         tile: usize,
-        /// Whether there are tiles, or the whole picture only.
+        /// True if the image is cut into tiles; false if there is only the whole image.
         splits: bool,
     },
 }
 
-/// From bytes of colours to what a tower reads: sized, then `(colour * factor - mean) / std`.
+/// From colour bytes to the tower's input: resized, then `(colour * factor - mean) / std`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recipe {
-    /// To which size.
+    /// The size.
     pub sizing: Sizing,
-    /// How.
+    /// The filter of resizing.
     pub filter: Filter,
-    /// From 0..=255 to 0..=1.
+    /// Factor from 0..=255 to 0..=1.
     pub factor: f32,
-    /// By colour.
+    /// Mean of each colour.
     pub mean: [f32; 3],
-    /// By colour.
+    /// Standard deviation of each colour.
     pub std: [f32; 3],
 }
 
 impl Recipe {
-    /// Of a tower that sees squares of `side` pixels, if it does, and joins squares of `unit` pixels.
+    /// Reads the recipe of a tower that joins squares of `unit` pixels a side. `side` is the fixed
+    /// size of its images in pixels, if it has one.
     pub(super) fn read(
         metadata: &Metadata,
         tower: &VisionDescriptor,
         side: Option<usize>,
         unit: usize,
     ) -> Result<Recipe> {
-        let key = |name: &str| format!("{PREPROCESSOR_PREFIX}{name}");
-        let bad = |name: &str, expected: String| Error::BadKey {
-            key: key(name),
-            found: metadata.get(&key(name)).map(crate::keys::show).unwrap_or_default(),
-            expected,
-        };
-        let count = |name: &str| -> Result<Option<usize>> {
-            match metadata.get(&key(name)) {
-                None | Some(Value::Null) => Ok(None),
-                Some(_) => metadata
-                    .usize(&key(name))
-                    .filter(|n| (1..=1 << 28).contains(n))
-                    .map(Some)
-                    .ok_or_else(|| bad(name, "a number from 1 to 2^28".to_owned())),
-            }
-        };
-        let three = |name: &str, usual: [f32; 3]| -> Result<[f32; 3]> {
-            let list = match metadata.get(&key(name)) {
-                None | Some(Value::Null) => return Ok(usual),
-                Some(Value::Array(Array::Float(list))) => list.to_vec(),
-                Some(Value::Array(Array::Int(list))) => list.iter().map(|v| *v as f32).collect(),
-                Some(_) => return Err(bad(name, "three numbers".to_owned())),
-            };
-            match list[..] {
-                [r, g, b] if list.iter().all(|v| v.is_finite()) => Ok([r, g, b]),
-                _ => Err(bad(name, "three numbers".to_owned())),
-            }
-        };
-        // A tower that centres colours itself is told so.
-        let normalises = metadata.bool(&key("do_normalize")) != Some(false);
+        let keys = Preprocessor { metadata };
+        // A tower that normalises colours itself needs no normalisation here.
+        let normalises = keys.flag("do_normalize") != Some(false);
         let must = ["do_resize", "do_rescale"].into_iter().chain((!tower.centres).then_some("do_normalize"));
         for name in must {
-            if metadata.bool(&key(name)) == Some(false) {
-                return Err(bad(name, "true".to_owned()));
+            if keys.flag(name) == Some(false) {
+                return Err(keys.bad(name, "true".to_owned()));
             }
         }
-        if metadata.bool(&key("do_pan_and_scan")) == Some(true) {
-            return Err(bad("do_pan_and_scan", "false: crops beside the picture are not built".to_owned()));
+        if keys.flag("do_pan_and_scan") == Some(true) {
+            let expected = "false: crops beside the picture are not supported";
+            return Err(keys.bad("do_pan_and_scan", expected.to_owned()));
         }
-        let side = side.unwrap_or(unit);
-        let sizing = match tower.sizing {
-            SizingKind::Square => {
-                let (height, width) =
-                    (count("size.height")?.unwrap_or(side), count("size.width")?.unwrap_or(side));
-                if (height, width) != (side, side) {
-                    return Err(bad("size.height", format!("{side}, as the tower sees")));
-                }
-                Sizing::Exact(side, side)
-            }
-            SizingKind::Tiles => {
-                let tile = count("max_image_size.longest_edge")?.unwrap_or(side);
-                if tile != side {
-                    return Err(bad("max_image_size.longest_edge", format!("{side}, as the tower sees")));
-                }
-                Sizing::Tiles {
-                    longest: count("size.longest_edge")?.unwrap_or(4 * tile),
-                    tile,
-                    splits: metadata.bool(&key("do_image_splitting")).unwrap_or(true),
-                }
-            }
-            SizingKind::Pixels => {
-                let least = count("min_pixels")?.or(count("size.shortest_edge")?).unwrap_or(56 * 56);
-                let most = count("max_pixels")?.or(count("size.longest_edge")?).unwrap_or(28 * 28 * 1280);
-                if least > most {
-                    return Err(bad("size.shortest_edge", format!("at most the {most} of longest_edge")));
-                }
-                Sizing::Pixels { unit, least, most }
-            }
-            SizingKind::Rows => Sizing::Rows { unit, most: count("max_soft_tokens")?.unwrap_or(280) },
-        };
-        let filter = match (count("resample")?, tower.sizing) {
+        let filter = match (keys.count("resample")?, tower.sizing) {
             (Some(1), _) | (None, SizingKind::Tiles) => Filter::Lanczos,
             (Some(2), _) | (None, SizingKind::Square) => Filter::Bilinear,
             (Some(3), _) | (None, SizingKind::Pixels | SizingKind::Rows) => Filter::Bicubic,
             (Some(_), _) => {
-                return Err(bad("resample", "1 (Lanczos), 2 (bilinear) or 3 (bicubic)".to_owned()));
+                return Err(keys.bad("resample", "1 (Lanczos), 2 (bilinear) or 3 (bicubic)".to_owned()));
             }
         };
-        let (mean, std) = match tower.sizing {
-            SizingKind::Pixels if tower.positions == super::PatchPositions::None => {
-                ([0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_6, 0.275_777_1])
-            }
-            _ if tower.centres => ([0.0; 3], [1.0; 3]),
-            _ => ([0.5; 3], [0.5; 3]),
+        let (mean, std) = if tower.sizing == SizingKind::Pixels && tower.positions == PatchPositions::None {
+            // The defaults are CLIP's.
+            ([0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_6, 0.275_777_1])
+        } else if tower.centres {
+            ([0.0; 3], [1.0; 3])
+        } else {
+            ([0.5; 3], [0.5; 3])
         };
         let (mut mean, mut std) = match normalises {
-            true => (three("image_mean", mean)?, three("image_std", std)?),
+            true => (keys.three("image_mean", mean)?, keys.three("image_std", std)?),
             false => ([0.0; 3], [1.0; 3]),
         };
         if std.contains(&0.0) {
-            return Err(bad("image_std", "numbers other than 0".to_owned()));
+            return Err(keys.bad("image_std", "numbers other than 0".to_owned()));
         }
         if tower.centres {
             // 2 * ((colour - mean) / std - 0.5)
@@ -170,11 +118,93 @@ impl Recipe {
             std.iter_mut().for_each(|std| *std *= 0.5);
         }
         Ok(Recipe {
-            sizing,
+            sizing: keys.sizing(tower.sizing, side.unwrap_or(unit), unit)?,
             filter,
-            factor: metadata.f64(&key("rescale_factor")).unwrap_or(1.0 / 255.0) as f32,
+            factor: metadata.f64(&keys.key("rescale_factor")).unwrap_or(1.0 / 255.0) as f32,
             mean,
             std,
         })
+    }
+}
+
+/// The keys of preprocessor_config.json.
+struct Preprocessor<'a> {
+    metadata: &'a Metadata,
+}
+
+impl Preprocessor<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{PREPROCESSOR_PREFIX}{name}")
+    }
+
+    fn bad(&self, name: &str, expected: String) -> Error {
+        let key = self.key(name);
+        Error::BadKey { found: self.metadata.get(&key).map(show).unwrap_or_default(), key, expected }
+    }
+
+    fn flag(&self, name: &str) -> Option<bool> {
+        self.metadata.bool(&self.key(name))
+    }
+
+    fn count(&self, name: &str) -> Result<Option<usize>> {
+        let key = self.key(name);
+        match self.metadata.get(&key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(_) => {
+                let n = self.metadata.usize(&key).filter(|n| (1..=1 << 28).contains(n));
+                n.map(Some).ok_or_else(|| self.bad(name, "a number from 1 to 2^28".to_owned()))
+            }
+        }
+    }
+
+    /// A number for each colour.
+    fn three(&self, name: &str, usual: [f32; 3]) -> Result<[f32; 3]> {
+        let bad = || self.bad(name, "three numbers".to_owned());
+        let list: Vec<f32> = match self.metadata.get(&self.key(name)) {
+            None | Some(Value::Null) => return Ok(usual),
+            Some(Value::Array(Array::Float(list))) => list.to_vec(),
+            Some(Value::Array(Array::Int(list))) => list.iter().map(|v| *v as f32).collect(),
+            Some(_) => return Err(bad()),
+        };
+        let three = <[f32; 3]>::try_from(list).map_err(|_| bad())?;
+        if three.iter().all(|v| v.is_finite()) { Ok(three) } else { Err(bad()) }
+    }
+
+    /// The size for a tower with images of `side` pixels a side, or with joined squares of `unit`
+    /// pixels a side.
+    fn sizing(&self, kind: SizingKind, side: usize, unit: usize) -> Result<Sizing> {
+        match kind {
+            SizingKind::Square => {
+                let (height, width) = (self.count("size.height")?, self.count("size.width")?);
+                if (height.unwrap_or(side), width.unwrap_or(side)) != (side, side) {
+                    return Err(self.bad("size.height", format!("{side}, the size of the tower's images")));
+                }
+                Ok(Sizing::Exact(side, side))
+            }
+            SizingKind::Tiles => {
+                let tile = self.count("max_image_size.longest_edge")?.unwrap_or(side);
+                if tile != side {
+                    let expected = format!("{side}, the size of the tower's images");
+                    return Err(self.bad("max_image_size.longest_edge", expected));
+                }
+                Ok(Sizing::Tiles {
+                    longest: self.count("size.longest_edge")?.unwrap_or(4 * tile),
+                    tile,
+                    splits: self.flag("do_image_splitting").unwrap_or(true),
+                })
+            }
+            SizingKind::Pixels => {
+                let least = self.count("min_pixels")?.or(self.count("size.shortest_edge")?);
+                let most = self.count("max_pixels")?.or(self.count("size.longest_edge")?);
+                let (least, most) = (least.unwrap_or(56 * 56), most.unwrap_or(28 * 28 * 1280));
+                if least > most {
+                    return Err(self.bad("size.shortest_edge", format!("at most the {most} of longest_edge")));
+                }
+                Ok(Sizing::Pixels { unit, least, most })
+            }
+            SizingKind::Rows => {
+                Ok(Sizing::Rows { unit, most: self.count("max_soft_tokens")?.unwrap_or(280) })
+            }
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Files as BaseRT writes them, made from the fixtures: its names, its config, GGUF's order of rows and norms.
+//! Files as BaseRT writes them, made from the fixtures: its names, its config, and GGUF's order of
+//! rows and norms.
 #![allow(clippy::unwrap_used)]
 
 use formats::base;
@@ -8,20 +9,20 @@ use weights::{BlockType, Bytes, Checkpoint, Map, Naming, Planes, Tensor};
 
 use crate::common::open;
 
-/// How a file is made of a fixture.
+/// The way to make a file from a fixture.
 pub struct Recipe {
     pub fixture: &'static str,
     pub arch: &'static str,
-    /// Norms by the names that files from Hugging Face checkpoints have, and those from GGUF.
+    /// Names of norms in files from Hugging Face checkpoints, and in files from GGUF.
     pub post_norms: &'static [(&'static str, &'static str)],
-    /// Rows of queries and keys are reordered, so that neighbours turn together.
+    /// True if query and key rows are permuted, so that neighbours rotate together.
     pub reordered: bool,
-    /// Norms are stored with 1 added.
+    /// Offset of the stored norm weights.
     pub norm_offset: f32,
     pub fused: bool,
 }
 
-/// The fixture of a family that GGUF files count among this one too.
+/// A fixture whose GGUF files have this family's architecture.
 pub const LLAMA: Recipe = Recipe {
     fixture: "mistral",
     arch: "llama",
@@ -55,7 +56,8 @@ fn f32_tensor(name: String, shape: Vec<usize>, values: &[f32]) -> Tensor {
     Tensor { name, shape, block: BlockType::F32, data: Bytes::from_slice(&bytes), planes: Planes::default() }
 }
 
-/// Rows of each head from halves to neighbours: row `2 i + j` is row `j * head / 2 + i`.
+/// Permutes the rows of each head from halves to neighbours: row `2 i + j` is row `j * head / 2 +
+/// i`.
 fn reorder(values: &mut [f32], n_cols: usize, head: usize) {
     for block in values.chunks_mut(head * n_cols) {
         let old = block.to_vec();
@@ -66,7 +68,7 @@ fn reorder(values: &mut [f32], n_cols: usize, head: usize) {
     }
 }
 
-/// What its header says.
+/// The header's config.
 pub fn config(metadata: &weights::Metadata) -> Json {
     let mut config = json!({ "tie_word_embeddings": true, "rope_scaling_factor": 1.0 });
     for (from, to) in [
@@ -110,7 +112,7 @@ pub fn config(metadata: &weights::Metadata) -> Json {
     config
 }
 
-/// The fixture under BaseRT's names.
+/// The fixture's tensors under BaseRT's names.
 pub fn tensors(recipe: &Recipe, fixture: &Checkpoint, head: usize) -> Vec<Tensor> {
     let mut all: Vec<Tensor> = Vec::new();
     for tensor in &fixture.tensors {
@@ -121,7 +123,7 @@ pub fn tensors(recipe: &Recipe, fixture: &Checkpoint, head: usize) -> Vec<Tensor
         }
         name = name.replace("input_layernorm", "input_norm");
         for (from, to) in recipe.post_norms {
-            // The longer name contains none of the others.
+            // No other name is part of the longer name.
             name = name.replace(&format!(".{from}."), &format!(".{to}."));
         }
         if recipe.reordered && (name.contains(".q_proj.") || name.contains(".k_proj.")) {
@@ -161,9 +163,9 @@ fn fuse(all: &mut Vec<Tensor>, layer: usize, parts: &[&str], whole: &str, suffix
     }
 }
 
-/// The file, opened.
+/// The file, written and opened.
 pub fn written(arch: &str, config: &Json, tensors: &[Tensor]) -> Checkpoint {
-    let mut writer = base::Writer::new(arch, Naming::Base);
+    let mut writer = base::BaseWriter::new(arch, Naming::Base);
     writer.field("config", config.clone());
     tensors.iter().for_each(|t| writer.tensor(&t.name, &t.shape, t.block).unwrap());
     let mut body = writer.begin(std::io::Cursor::new(Vec::new())).unwrap();
@@ -172,7 +174,7 @@ pub fn written(arch: &str, config: &Json, tensors: &[Tensor]) -> Checkpoint {
     base::parse(Map::from_slice(&bytes), Path::new("x.base")).unwrap().into_checkpoint()
 }
 
-/// The file of a recipe, its tensors changed on the way.
+/// The file of a recipe, with each tensor passed through `change`.
 pub fn file(recipe: &Recipe, change: impl Fn(Tensor) -> Tensor) -> Checkpoint {
     let fixture = open(recipe.fixture);
     let config = config(&fixture.metadata);

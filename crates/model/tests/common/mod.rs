@@ -1,4 +1,4 @@
-//! What the tests of this crate share: fixtures, and running a plan on the reference interpreter.
+//! Shared helpers: fixtures, and a runner of plans.
 #![allow(clippy::unwrap_used)]
 
 pub mod base_rt;
@@ -21,11 +21,11 @@ pub fn emulated_metal() -> device_metal::MetalDevice<device_metal::gpu::emulated
     device_metal::MetalDevice::new(gpu)
 }
 
-/// The fixtures, each a Hugging Face checkpoint with what transformers answers: those of one dense stack of layers, ...
+/// Fixtures of dense models: Hugging Face checkpoints with transformers' results.
 pub const DENSE: [&str; 10] =
     ["llama", "mistral", "qwen2", "qwen3", "gemma3", "smollm3", "phi3", "gemma2", "granite", "olmo2"];
 
-/// ... those whose layers, norms or names are arranged otherwise, ...
+/// Fixtures with other layers, norms or names.
 pub const OTHER: [&str; 19] = [
     "glm4",
     "cohere2",
@@ -48,11 +48,11 @@ pub const OTHER: [&str; 19] = [
     "cohere",
 ];
 
-/// ... and those with experts, or with layers that share keys and values and have inputs of their own, or several residual streams.
+/// Fixtures with experts, shared keys and values, per-layer inputs, or several residual streams.
 pub const MIXED: [&str; 6] =
     ["qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe", "gemma3n", "gemma3n_beyond"];
 
-/// ... and those with recurrent layers, whose prompts are longer than the chunks of kernels.
+/// Fixtures with recurrent layers, whose prompts are longer than the kernels' chunks.
 pub const RECURRENT: [&str; 15] = [
     "lfm2",
     "lfm2_moe",
@@ -71,7 +71,7 @@ pub const RECURRENT: [&str; 15] = [
     "qwen3_5_mtp",
 ];
 
-/// ... and those with other routers, gates, windows or caches.
+/// Fixtures with other routers, gates, windows or caches.
 pub const LATER: [&str; 13] = [
     "glm4_moe",
     "glm4_moe_plain",
@@ -88,21 +88,22 @@ pub const LATER: [&str; 13] = [
     "dots1",
 ];
 
-/// All of these.
+/// All fixtures.
 pub fn all() -> impl Iterator<Item = &'static str> {
     DENSE.into_iter().chain(OTHER).chain(MIXED).chain(LATER).chain(RECURRENT)
 }
 
-/// f32 arithmetic in another order than the reference's, over logits of magnitude 10.
+/// Tolerance for f32 arithmetic in another order than the reference's, over logits of magnitude 10.
 pub const TOLERANCE: f32 = 1e-3;
 
-/// The same of a device that rounds what it multiplies to halves, as CUDA's does, which is only on Linux.
+/// Tolerance for a device that rounds factors to half precision, as CUDA does. Only Linux has it.
 #[cfg(target_os = "linux")]
 pub const HALVES: f32 = 0.1;
 
-/// Models whose logits such a rounding changes more, with a bound for each: another expert is chosen where two scores are nearly equal,
-/// or a norm divides by small numbers. The interpreter's own logits change by up to 1.9, 0.67 and 0.81 when the weights of norms change
-/// by 2^-12 (the last: 2^-11) of their size.
+/// Models whose logits change more by such rounding, each with a bound. Another expert is chosen if
+/// two scores are nearly equal, or a norm divides by small numbers. The interpreter's own logits
+/// change by up to 1.9, 0.67 and 0.81 when norm weights change by 2^-12 (the last: 2^-11) of their
+/// magnitude.
 const SENSITIVE: [(&str, f32); 3] = [("deepseek_v3", 2.5), ("gemma4_e2b", 1.0), ("qwen3_5_moe", 1.0)];
 
 pub fn folder(name: &str) -> PathBuf {
@@ -113,11 +114,11 @@ pub fn open(name: &str) -> Checkpoint {
     formats::open(&folder(name), Access::Map).unwrap()
 }
 
-/// What transformers answers.
+/// The results of transformers.
 pub struct Expected {
     pub input_ids: Vec<u32>,
     pub positions: Vec<usize>,
-    /// `(positions, n_vocab)`
+    /// `(positions, n_vocab)`: the logits of every position.
     pub logits: Vec<Vec<f32>>,
     pub greedy: Vec<u32>,
 }
@@ -140,15 +141,15 @@ pub fn expected(name: &str) -> Expected {
     }
 }
 
-/// One sequence on the reference interpreter, with all its pages.
+/// One sequence on a device, with all its pages.
 pub struct Runner {
     program: Box<dyn Program>,
     n_vocab: usize,
     n_groups: usize,
     has_states: bool,
-    /// The adapter of the sequence, where the plan has any; the first unless a test says otherwise.
+    /// The adapter of the sequence, if the plan has any; by default the first.
     adapter: Option<u32>,
-    /// The state after the last step.
+    /// The recurrent state after the last step.
     state: u32,
     position: u32,
 }
@@ -157,7 +158,7 @@ const PAGES: usize = 16;
 const PAGE_LEN: usize = 16;
 
 impl Runner {
-    /// The same with this adapter; 0 is none.
+    /// The runner with another adapter; 0 is none.
     pub fn with_adapter(self, adapter: u32) -> Runner {
         Runner { adapter: Some(adapter), ..self }
     }
@@ -170,7 +171,7 @@ impl Runner {
         Runner::try_on(device, plan, numerics).unwrap()
     }
 
-    /// The same, if the device runs the plan.
+    /// A runner on a device, or `None` if it does not run the plan.
     pub fn try_on(device: &dyn Device, plan: &Plan, numerics: Numerics) -> device::Result<Runner> {
         let n_groups = plan.kv.groups.len();
         let learned = plan.primitives().filter_map(|op| match op {
@@ -203,19 +204,19 @@ impl Runner {
         })
     }
 
-    /// The names of the kernels of a step of one row.
+    /// The names of the kernels of a step with one row.
     pub fn kernels(&self) -> Vec<String> {
         self.program.commands(0, 1).into_iter().map(|command| command.kernel).collect()
     }
 
-    /// Run tokens in one step: the logits of every row, and the best token of the last.
+    /// Runs tokens in one step. Returns the logits of every row, and the best token of the last.
     pub fn step(&mut self, tokens: &[u32]) -> (Vec<Vec<f32>>, u32) {
         let n_rows = tokens.len() as u32;
         let table: Vec<u32> = (0..self.n_groups).flat_map(|_| 0..PAGES as u32).collect();
         let outputs: Vec<u32> = (0..n_rows).collect();
         let span = Span { slot: 0, first_row: 0, n_rows, first_position: self.position };
         let wants = vec![BEST_AND_LOGITS; tokens.len()];
-        // Two states in turn.
+        // Two states are used alternately.
         let (from, to) = match self.position {
             0 => (STATE_NONE, 0),
             _ => (self.state, 1 - self.state),
@@ -244,7 +245,7 @@ impl Runner {
     }
 }
 
-/// Tokens cut into steps of these lengths, the last of which is repeated.
+/// Tokens cut into steps of these lengths; the last length repeats.
 pub fn cut<'t>(mut tokens: &'t [u32], lengths: &[usize]) -> Vec<&'t [u32]> {
     let mut lengths = lengths.iter().copied();
     let mut length = usize::MAX;
@@ -258,13 +259,13 @@ pub fn cut<'t>(mut tokens: &'t [u32], lengths: &[usize]) -> Vec<&'t [u32]> {
     steps
 }
 
-/// Compare a plan with what transformers answers: the prompt in chunks of `chunk` rows, then the greedy continuation.
-/// Returns the largest difference of a logit.
+/// Compares a plan with transformers' results: the prompt in chunks of `chunk` rows, then the
+/// greedy continuation. Returns the largest difference of a logit.
 pub fn check(name: &str, plan: &Plan, chunk: usize) -> f32 {
     check_with(Runner::new(plan), name, &[chunk])
 }
 
-/// The largest difference of a logit of the prompt, in steps of these lengths, the last of which is repeated.
+/// The largest difference of a prompt's logits, in steps of these lengths; the last length repeats.
 pub fn difference(mut runner: Runner, name: &str, lengths: &[usize]) -> f32 {
     let expected = expected(name);
     let steps = cut(&expected.input_ids, lengths);
@@ -275,14 +276,14 @@ pub fn difference(mut runner: Runner, name: &str, lengths: &[usize]) -> f32 {
     expected.positions.iter().zip(&expected.logits).map(of).fold(0.0, f32::max)
 }
 
-/// As [`check_with`], on a device.
+/// Like [`check_with`], in chunks of `chunk` rows.
 pub fn check_device(runner: Runner, name: &str, chunk: usize) -> f32 {
     check_within(runner, name, chunk, TOLERANCE)
 }
 
-/// As [`check_with`], on a device whose logits may differ by `bound`; beyond [`TOLERANCE`] its greedy answer may differ too. Experts in
-/// MXFP4 are multiplied by activations in 8 bits, so the fixture that has them gets a wider bound, and the same model in BF16
-/// says whether the rest is right.
+/// Like [`check_with`], for a device whose logits may differ by `bound`; beyond [`TOLERANCE`] the
+/// greedy continuation may differ too. Experts in MXFP4 are multiplied by 8-bit activations, so
+/// their fixture needs a wider bound. The same model in BF16 tests the rest.
 pub fn check_within(runner: Runner, name: &str, chunk: usize, bound: f32) -> f32 {
     let sensitive = SENSITIVE.iter().find(|(sensitive, _)| *sensitive == name);
     let bound = match (name, sensitive) {
@@ -296,10 +297,11 @@ pub fn check_within(runner: Runner, name: &str, chunk: usize, bound: f32) -> f32
     worst
 }
 
-/// The prompt in chunks of so many rows, with these numerics, held to this bound.
+/// Rows of a prompt's chunks, the numerics, and the bound.
 pub type Case = (usize, Numerics, f32);
 
-/// A fixture in each of these cases, and the cases that failed: all run before a test fails, for time on a machine with a GPU is short.
+/// Runs all cases of a fixture and returns those that failed. All run before the test fails,
+/// because time on a GPU machine is limited.
 pub fn failures(device: &dyn Device, plan: &Plan, name: &str, cases: &[Case]) -> Vec<String> {
     let mut failed = Vec::new();
     for &(chunk, numerics, bound) in cases {
@@ -313,7 +315,8 @@ pub fn failures(device: &dyn Device, plan: &Plan, name: &str, cases: &[Case]) ->
     failed
 }
 
-/// As [`check`], on whatever device the runner is made for, the prompt in steps of these lengths, the last of which is repeated.
+/// Like [`check`], on the runner's device, with the prompt in steps of these lengths; the last
+/// length repeats.
 pub fn check_with(mut runner: Runner, name: &str, lengths: &[usize]) -> f32 {
     let expected = expected(name);
     let mut logits = Vec::new();

@@ -1,4 +1,5 @@
-//! The speech fixture: what transformers answers, a runner of its three plans, and the fixture as other programs write it.
+//! The speech fixture: transformers' results, a runner of its three plans, and the fixture in other
+//! programs' formats.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -18,17 +19,18 @@ pub const NAME: &str = "whisper";
 pub const N_LAYERS: usize = 2;
 pub const N_HEADS: usize = 4;
 
-/// What transformers answers; cross-attention and the greedy continuation are those of make_cross_attention.py.
+/// transformers' results. Cross-attention and the greedy continuation come from
+/// make_cross_attention.py.
 pub struct Expected {
-    /// `(frames, bands)`
+    /// `(frames, bands)`: the spectrogram.
     pub input: Vec<f32>,
     pub tokens: Vec<u32>,
     pub encoder_positions: Vec<u32>,
-    /// `(encoder_positions, hidden)`
+    /// `(encoder_positions, hidden)`: the encoder's states.
     pub encoder_hidden: Vec<Vec<f32>>,
-    /// `(tokens, n_vocab)`
+    /// `(tokens, n_vocab)`: the decoder's logits.
     pub logits: Vec<Vec<f32>>,
-    /// `(layers, heads, tokens, encoder positions)`
+    /// `(layers, heads, tokens, encoder positions)`: the probabilities of cross-attention.
     pub probabilities: Vec<Vec<Vec<Vec<f32>>>>,
     pub greedy: Vec<u32>,
 }
@@ -60,7 +62,7 @@ pub fn expected() -> Expected {
     }
 }
 
-/// The largest difference of two lists of rows.
+/// The largest difference between two lists of rows.
 pub fn worst(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let mut worst = 0.0f32;
@@ -77,7 +79,7 @@ pub fn worst(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
 /// The three plans as one program, for one sequence with all its pages.
 pub struct Speech {
     program: Box<dyn Program>,
-    /// Columns of the results of each plan.
+    /// Columns of each plan's result.
     cols: Vec<usize>,
     kept_cols: Vec<usize>,
     n_positions: usize,
@@ -92,7 +94,7 @@ impl Speech {
         Speech::try_new(device, plans, numerics).unwrap()
     }
 
-    /// The same, if the device runs the plans.
+    /// A runner on a device, or `None` if it does not run the plans.
     pub fn try_new(device: &dyn Device, plans: &SpeechPlans, numerics: Numerics) -> device::Result<Speech> {
         let plans = plans.clone().into_vec();
         let limits = Limits {
@@ -143,13 +145,13 @@ impl Speech {
         self.program.logits()[..outputs.len() * cols].chunks(cols).map(<[f32]>::to_vec).collect()
     }
 
-    /// Encode a window; the states of some positions.
+    /// Encodes a window. Returns the states of some positions.
     pub fn encode(&mut self, input: &[f32], positions: &[u32]) -> Vec<Vec<f32>> {
         let tokens = vec![0; self.n_positions];
         self.run(SpeechPlans::ENCODER, &tokens, input, 0, positions)
     }
 
-    /// The logits of the next tokens, and the best of the last.
+    /// Decodes the next tokens. Returns their logits, and the best token of the last.
     pub fn decode(&mut self, tokens: &[u32]) -> (Vec<Vec<f32>>, u32) {
         let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
         let logits = self.run(SpeechPlans::DECODER, tokens, &[], self.position, &outputs);
@@ -157,7 +159,7 @@ impl Speech {
         (logits, self.program.chosen()[tokens.len() - 1].token.unwrap())
     }
 
-    /// The logits of tokens from the first position on, and the values that the alignment keeps, row by row.
+    /// Logits of tokens from the first position on, and the kept alignment scores, row by row.
     pub fn align(&mut self, tokens: &[u32]) -> (Vec<Vec<f32>>, Vec<Vec<Vec<f32>>>) {
         let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
         let logits = self.run(SpeechPlans::ALIGN, tokens, &[], 0, &outputs);
@@ -168,20 +170,20 @@ impl Speech {
         (logits, self.kept_cols.iter().enumerate().map(rows).collect())
     }
 
-    /// Forget the sequence; the encoder states stay.
+    /// Clears the sequence; the encoder states stay.
     pub fn rewind(&mut self) {
         self.position = 0;
     }
 }
 
-/// A tensor to be written: shape outermost first.
+/// A tensor to write, with its shape outermost first.
 struct Out {
     name: String,
     shape: Vec<usize>,
     values: Vec<f32>,
 }
 
-/// The fixture's tensors by what follows `model.`.
+/// The fixture's tensors, by their names after `model.`.
 fn parts(checkpoint: &Checkpoint) -> BTreeMap<String, Out> {
     let part = |t: &Tensor| {
         let name = t.name.strip_prefix("model.").unwrap().to_owned();
@@ -190,7 +192,8 @@ fn parts(checkpoint: &Checkpoint) -> BTreeMap<String, Out> {
     checkpoint.tensors.iter().map(part).collect()
 }
 
-/// As CTranslate2's converter does: projections of one input stacked, without a bias of keys zeros in its place.
+/// Writes the fixture like CTranslate2's converter: projections of one input are stacked, and keys
+/// without a bias get zeros.
 pub fn as_ctranslate2(
     checkpoint: &Checkpoint,
     folder: &Path,
@@ -291,8 +294,8 @@ pub fn as_ctranslate2(
     formats::open(folder, Access::Read).unwrap()
 }
 
-/// As whisper.cpp's converter does: matrices in `block`, convolutions in F16, the rest in F32, dimensions innermost first,
-/// biases of convolutions as columns.
+/// Writes the fixture like whisper.cpp's converter: matrices in `block`, convolutions in F16, the
+/// rest in F32. Dimensions are innermost first, and biases of convolutions are columns.
 pub fn as_whisper_cpp(checkpoint: &Checkpoint, folder: &Path, block: BlockType) -> Checkpoint {
     let pairs = [
         (".layers.", ".blocks."),
@@ -345,8 +348,8 @@ pub fn as_whisper_cpp(checkpoint: &Checkpoint, folder: &Path, block: BlockType) 
     formats::open(&path, Access::Read).unwrap()
 }
 
-/// The same with every tensor at an address that is `by` bytes after a multiple of 8: whisper.cpp's lie wherever the names
-/// before them end.
+/// The checkpoint with every tensor `by` bytes after a multiple of 8, because whisper.cpp aligns
+/// nothing.
 pub fn shifted(mut checkpoint: Checkpoint, by: usize) -> Checkpoint {
     for tensor in &mut checkpoint.tensors {
         let padded = Bytes::from_slice(&[&vec![0; by][..], &tensor.data].concat());
@@ -356,7 +359,7 @@ pub fn shifted(mut checkpoint: Checkpoint, by: usize) -> Checkpoint {
     checkpoint
 }
 
-/// Values in F32, F16, or Q8_0: blocks of 32 with a scale in F16 before them.
+/// Values in F32, F16, or Q8_0: blocks of 32 after a scale in F16.
 fn encode(block: BlockType, values: &[f32]) -> Vec<u8> {
     let f16 = |value: f32| half::f16::from_f32(value);
     match block {
@@ -374,8 +377,9 @@ fn encode(block: BlockType, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// Check a device against the fixture: states, logits and greedy continuation with the tokens whole, one by one and in
-/// chunks of `chunks`; and against the interpreter: the scores of cross-attention, which there are compared as probabilities.
+/// Compares a device with the fixture: states, logits and greedy continuation, with the tokens
+/// whole, one by one and in chunks of `chunks`. Compares cross-attention scores with the
+/// interpreter, where they are checked as probabilities.
 pub fn agrees_with_fixture(
     device: &dyn Device,
     name: &str,

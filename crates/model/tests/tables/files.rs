@@ -21,7 +21,7 @@ fn config(metadata: &Metadata) -> Map<String, Json> {
     metadata.iter().map(|(key, value)| (key.to_owned(), json(value))).collect()
 }
 
-/// A folder of Hugging Face's form.
+/// A folder in Hugging Face's layout.
 fn folder(
     folder: &Path,
     config: Map<String, Json>,
@@ -47,7 +47,7 @@ pub fn safetensors(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
     folder(at, config(&checkpoint.metadata), &parts)
 }
 
-/// How the tests quantise.
+/// The quantisation that the tests use.
 fn scheme() -> Affine {
     Affine::new(4, 32, ScaleType::BF16, false).unwrap()
 }
@@ -70,18 +70,19 @@ fn quantise(tensor: &Tensor) -> Tensor {
     }
 }
 
-/// Whether converters quantise it: matrices are.
+/// True if converters quantise the tensor: matrices are.
 fn is_matrix(tensor: &Tensor) -> bool {
     tensor.shape.len() > 1 && tensor.n_rows() > 1 && tensor.n_cols().is_multiple_of(scheme().group())
 }
 
-/// In 4 bits, if it is a matrix.
+/// The tensor in 4 bits, if it is a matrix.
 pub fn quantised(tensor: &Tensor) -> Tensor {
     if is_matrix(tensor) { quantise(tensor) } else { tensor.clone() }
 }
 
-/// Experts as `(n, n_in, n_out)`, where both halves of the network may be one tensor, one after the other or alternating, as
-/// mlx-lm has them: `(n, n_out, n_in)` for each projection. Biases are taken apart alike.
+/// Experts as mlx-lm stores them, `(n, n_out, n_in)` for each projection. The source is `(n, n_in,
+/// n_out)`, and may have both halves of the network in one tensor, concatenated or alternating.
+/// Biases are split the same way.
 fn turned(tensor: &Tensor, before: &str, projection: &str) -> Vec<Tensor> {
     let alternate = before.ends_with("mlp.experts");
     let (both, suffix) = match projection {
@@ -120,10 +121,11 @@ fn turned(tensor: &Tensor, before: &str, projection: &str) -> Vec<Tensor> {
     names.iter().enumerate().map(part).collect()
 }
 
-/// mlx-lm keeps experts in one stack a projection: `mlp.switch_mlp.up_proj` for `mlp.experts.{e}.up_proj`, and
-/// `experts.switch_glu.gate_proj` and `.up_proj` for the halves of `experts.gate_up_proj`.
+/// mlx-lm stacks the experts of each projection: `mlp.switch_mlp.up_proj` for
+/// `mlp.experts.{e}.up_proj`, and `experts.switch_glu.gate_proj` and `.up_proj` for the halves of
+/// `experts.gate_up_proj`.
 fn stack_experts(tensors: &[Tensor]) -> Vec<Tensor> {
-    // Those whose halves alternate have another name for their router.
+    // Models with alternating halves have another name for the router.
     let alternate = tensors.iter().any(|t| t.name.contains(".mlp.router."));
     let mut rest = Vec::new();
     let mut stacks: BTreeMap<String, Vec<&Tensor>> = BTreeMap::new();
@@ -225,7 +227,7 @@ pub fn gguf(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
     path
 }
 
-/// What the converter makes of it, types kept.
+/// The converter's output with types kept.
 pub fn converted(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
     let path = at.join("model.base");
     let options =

@@ -1,9 +1,10 @@
-//! README.md says what runs, and this is where it has it from: every family is loaded from every format and takes a step on
-//! every device (one for speech encodes a window and takes steps with each of its plans), every storage type is multiplied on
-//! every device, and the tables in README.md are compared with what came of it. `INGLE_WRITE_TABLES=1 cargo test -p ingle-model --test main tables` writes them anew.
+//! Checks README.md's tables of what runs. Every family is loaded from every format and runs a step
+//! on every device; for speech, it encodes a window and runs each of its plans. Every storage type
+//! is multiplied on every device. `INGLE_WRITE_TABLES=1 cargo test -p ingle-model --test main
+//! tables` rewrites the tables.
 //!
-//! A cell says that a model loads and gives numbers, not that they are the right ones: for that there are the fixtures, with
-//! the answers of others.
+//! A cell means that a model loads and gives finite numbers. The fixtures, with the results of
+//! other programs, test that the numbers are right.
 #![allow(clippy::unwrap_used)]
 
 mod files;
@@ -28,8 +29,8 @@ use device_reference::Reference;
 use model::{ArchDescriptor, FAMILIES, ModelSpec};
 use weights::{Access, BlockType, Checkpoint, Naming};
 
-/// Every device, in the order of README.md. One thread: workers that wait for one another take long on a busy machine, and
-/// these models are small.
+/// Every device, in README.md's order. One thread each: workers that wait for each other are slow
+/// on a busy machine, and these models are small.
 fn devices() -> Vec<Arc<dyn Device>> {
     let cpu = CpuDevice::new(Options { isa: None, threads: Some(1) }).unwrap();
     let mut devices: Vec<Arc<dyn Device>> = vec![Arc::new(cpu), Arc::new(Reference::new(1))];
@@ -37,7 +38,8 @@ fn devices() -> Vec<Arc<dyn Device>> {
     devices
 }
 
-/// Metal's shaders in the emulator, which keeps what it compiled; `None` where there is no emulator.
+/// Metal's shaders in the emulator, with compiled code kept between runs; `None` where the emulator
+/// does not exist.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 fn metal() -> Option<Arc<dyn Device>> {
     use device_metal::MetalDevice;
@@ -56,7 +58,7 @@ fn metal() -> Option<Arc<dyn Device>> {
     None
 }
 
-/// How README.md calls a device: what the emulator runs is Metal's.
+/// README.md's name of a device; the emulator stands for Metal.
 fn title(device: &dyn Device) -> &'static str {
     match device.name() {
         "metal-emulated" => METAL,
@@ -67,7 +69,7 @@ fn title(device: &dyn Device) -> &'static str {
 /// Metal's device.
 const METAL: &str = "metal";
 
-/// Whether the checkpoint is a model and gives finite numbers for a prompt of three tokens and one more.
+/// Runs a prompt of three tokens and one more token, and checks that the numbers are finite.
 fn runs(device: &dyn Device, checkpoint: &Checkpoint) -> Result<(), String> {
     let renamed = model::from_base(checkpoint).map_err(|e| e.to_string())?;
     let checkpoint = renamed.as_ref().unwrap_or(checkpoint);
@@ -93,19 +95,19 @@ fn runs(device: &dyn Device, checkpoint: &Checkpoint) -> Result<(), String> {
 }
 
 thread_local! {
-    /// Plans that ran on the emulated device, which takes most of the time. Those that differ in their weights' numbers alone need not
-    /// run there again; the other devices, which read the same bytes, run every one.
+    /// Plans that ran on the emulated device, which takes most of the time. Plans that differ only
+    /// in weight values run there once. The other devices run every plan.
     static RAN: RefCell<HashSet<String>> = RefCell::default();
 }
 
-/// Everything of a plan but the numbers and names of its weights.
+/// A plan without the values and names of its weights.
 fn all_but_numbers(plan: &Plan) -> String {
     let Plan { values, weights, nodes, kv, output, argmax, output_kind, kept } = plan;
     let weights: Vec<_> = weights.iter().map(|w| (&w.shape, w.block, w.parts.len())).collect();
     format!("{values:?} {weights:?} {nodes:?} {kv:?} {output:?} {argmax:?} {output_kind:?} {kept:?}")
 }
 
-/// The same of a model with an encoder: for a window of sound, and the tokens that the fixture has for it.
+/// Runs a model with an encoder: a window of sound, and the fixture's tokens.
 fn hears(device: &dyn Device, checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<(), String> {
     let plans = spec.speech_plans(checkpoint, &[(0, 0), (1, 3)]).map_err(|e| e.to_string())?;
     let mut run = Speech::try_new(device, &plans, Numerics::Fast).map_err(|e| e.to_string())?;
@@ -126,7 +128,8 @@ fn hears(device: &dyn Device, checkpoint: &Checkpoint, spec: &ModelSpec) -> Resu
 fn cell(what: &str, checkpoints: &[Checkpoint]) -> String {
     let runs_all = |device: &dyn Device| {
         checkpoints.iter().all(|checkpoint| {
-            // A panic is a defect wherever it comes from; it is reported with what was being tried.
+            // A panic is a defect wherever it occurs. It is reported with the checkpoint and the
+            // device.
             let result = catch_unwind(AssertUnwindSafe(|| runs(device, checkpoint)))
                 .unwrap_or_else(|_| panic!("{what} on {}: a panic", device.name()));
             if let Err(reason) = &result {
@@ -147,7 +150,8 @@ fn cell(what: &str, checkpoints: &[Checkpoint]) -> String {
 /// A format in the table of families.
 struct Column {
     title: &'static str,
-    /// The checkpoints that stand for a family in this format, through files; none if it is not found there.
+    /// The checkpoints of a family in this format, read through files; empty if the format does not
+    /// have the family.
     checkpoints: fn(&'static ArchDescriptor) -> Vec<Checkpoint>,
 }
 
@@ -161,7 +165,8 @@ const COLUMNS: [Column; 7] = [
     Column { title: "whisper.cpp", checkpoints: whisper_cpp },
 ];
 
-/// The fixtures of a family: folders with its name, alone or with a word after it, and with no other family's longer name.
+/// The fixtures of a family: folders with its name, or with its name and a word, that no longer
+/// family name fits.
 fn fixtures(family: &ArchDescriptor) -> Vec<PathBuf> {
     let is_ours = |name: &str| {
         let begins = |family: &&ArchDescriptor| {
@@ -184,7 +189,7 @@ fn opened(write: impl FnOnce(&Path) -> PathBuf) -> Checkpoint {
     formats::open(&write(folder.path()), Access::Read).unwrap()
 }
 
-/// The fixtures as they are; a tiny checkpoint where there is none.
+/// The family's fixtures; a tiny checkpoint if there is none.
 fn hugging_face(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
     let fixtures: Vec<Checkpoint> =
         fixtures(family).iter().map(|path| formats::open(path, Access::Map).unwrap()).collect();
@@ -195,7 +200,7 @@ fn hugging_face(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
     tiny.iter().map(|tiny| opened(|folder| files::safetensors(tiny, folder))).collect()
 }
 
-/// Matrices of 4 bits, under the names that MLX gives them.
+/// Matrices of 4 bits under MLX's names.
 fn mlx(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
     let tiny = tiny::checkpoint(family, Naming::HuggingFace);
     tiny.iter().map(|tiny| opened(|folder| files::mlx(tiny, folder))).collect()
@@ -206,16 +211,16 @@ fn gguf(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
     tiny.iter().map(|tiny| opened(|folder| files::gguf(tiny, folder))).collect()
 }
 
-/// As the converter makes them, from every format above and below that it takes this family from.
+/// The converter's output from every other format that has this family.
 fn base_of_ingle(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
     let sources =
         [hugging_face, mlx, gguf, ctranslate2, whisper_cpp].into_iter().flat_map(|made| made(family));
-    // Blocks and scales in tensors of their own are not converted yet.
+    // Separate blocks and scales are not converted yet.
     let sources = sources.filter(|source| source.tensors.iter().all(|t| !t.name.ends_with("_blocks")));
     sources.map(|source| opened(|folder| files::converted(&source, folder))).collect()
 }
 
-/// With its own names, and matrices as they are and of 4 bits.
+/// BaseRT's own names, with matrices unchanged and in 4 bits.
 fn base_of_base_rt(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
     let changes = [|tensor| tensor, |tensor| files::quantised(&tensor)];
     let files =
@@ -256,11 +261,11 @@ fn whisper_cpp(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
     hugging_face(family).iter().flat_map(made).collect()
 }
 
-/// Lists of devices, and the formats that run on all of them.
+/// A list of devices, and the formats that run on all of them.
 type FormatsByDevices = Vec<(String, Vec<&'static str>)>;
 
-/// Families that run from the same formats on the same devices share a row; formats whose devices differ have rows of their
-/// own.
+/// Families with the same formats and devices share a row; formats with other devices have rows of
+/// their own.
 fn table_of_families() -> String {
     let mut kinds: Vec<(Vec<&str>, FormatsByDevices)> = Vec::new();
     for family in FAMILIES {
@@ -288,7 +293,7 @@ fn table_of_families() -> String {
     markdown("Families", &["from files of", "on"], rows.collect())
 }
 
-/// A Markdown table without the columns that hold nothing in any row.
+/// A Markdown table without empty columns.
 fn markdown(first: &str, titles: &[&str], rows: Vec<(String, Vec<String>)>) -> String {
     let kept: Vec<usize> =
         (0..titles.len()).filter(|&c| rows.iter().any(|(_, cells)| cells[c] != "–")).collect();
@@ -305,9 +310,9 @@ fn markdown(first: &str, titles: &[&str], rows: Vec<(String, Vec<String>)>) -> S
     out
 }
 
-/// Compare what stands between two marks of README.md, or write it there.
+/// Compares the text between two marks of README.md, or writes it there.
 fn compare(mark: &str, table: &str) {
-    // Both tests may write.
+    // Both tests may write the file.
     static README: Mutex<()> = Mutex::new(());
     let _one_at_a_time = README.lock();
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
@@ -315,7 +320,7 @@ fn compare(mark: &str, table: &str) {
     let (begin, end) = (format!("<!-- {mark}:begin -->\n"), format!("<!-- {mark}:end -->"));
     let (before, rest) = text.split_once(&begin).unwrap_or_else(|| panic!("README.md has no {begin}"));
     let (found, after) = rest.split_once(&end).unwrap_or_else(|| panic!("README.md has no {end}"));
-    // Without the emulator nothing is known of Metal here.
+    // Without the emulator Metal's cells are unknown.
     let found = if metal().is_some() { found.to_owned() } else { found.replace(&format!(", {METAL}"), "") };
     if std::env::var_os("INGLE_WRITE_TABLES").is_some() {
         assert!(metal().is_some(), "the tables are written on Linux, where Metal's shaders can be executed");

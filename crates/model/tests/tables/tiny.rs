@@ -1,5 +1,5 @@
-//! Tiny checkpoints of any family under any naming, made from the tables that the loader reads: keys get small numbers, and
-//! tensors are those that the loader asks for, one after another, until it asks for nothing more.
+//! Tiny checkpoints of any family under any naming, made from the loader's own tables. Keys get
+//! small numbers. Tensors are added one by one as the loader reports them missing, until none is.
 use model::names::KEYS;
 use model::{
     ArchDescriptor, Error, ExpertPlace, Key, ModelSpec, RecurrentKind, RecurrentPlace, TensorRole,
@@ -9,22 +9,22 @@ use weights::{Array, BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, Ten
 
 pub const N_VOCAB: usize = 160;
 
-/// More tensors than any of these has.
+/// More tensors than any of these checkpoints has.
 const MAX_ROUNDS: usize = 1000;
 
-/// A small number for a key, where the family needs one.
+/// A small number for a key, if the family needs one.
 fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> Option<Value> {
-    // Some GGUF files of the plainest family have experts; these are of the others.
+    // Some GGUF files of the first family have experts; other checkpoints stand for those.
     let experts = family.experts != ExpertPlace::Nowhere && family.name != "llama";
     let recurrent = family.recurrent.is_some();
-    let has_role = |role| family.tensors.iter().any(|t| t.iter().any(|n| n.role == role));
+    let has_role = |role| family.tensors.iter().any(|t| t.iter().any(|n| n.holds(role)));
     let streams = has_role(TensorRole::StreamRouter);
     let per_layer = has_role(TensorRole::PerLayerGate);
     let n = match key {
         Key::Layers => n_layers,
         Key::Hidden => hidden,
         Key::Heads => 4,
-        // What looks both ways has a key for each query.
+        // Bidirectional attention has a key head for each query head.
         Key::KvHeads if family.bidirectional => 4,
         Key::KvHeads => 2,
         Key::HeadDim => hidden / 4,
@@ -55,8 +55,8 @@ fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> O
         Key::Sparsity if streams => {
             return Some(Value::Array(Array::Float((0..n_layers).map(|l| 0.25 * (l % 3) as f32).collect())));
         }
-        // Those who name the first layer that has one mostly have none.
-        // And what looks both ways at everything has none.
+        // The key names the first layer with a window; mostly no layer has one. Bidirectional
+        // families with full attention have none either.
         Key::Window if family.bidirectional && family.windows == WindowPattern::All => return None,
         Key::Window if family.windows != WindowPattern::FromKey => 16,
         Key::NormEps => return Some(Value::Float(1e-6)),
@@ -67,13 +67,13 @@ fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> O
     Some(Value::Int(n as i128))
 }
 
-/// The checkpoint, if the family goes by a name there: 64 columns, and layers enough for every pattern of them. Of models
-/// with an encoder, whose names are others everywhere, there are fixtures instead.
+/// The checkpoint, if the naming has the family: 64 columns, and enough layers for every pattern.
+/// Models with an encoder have fixtures instead, because their names differ everywhere.
 pub fn checkpoint(family: &'static ArchDescriptor, naming: Naming) -> Option<Checkpoint> {
     checkpoint_of(family, naming, 64, 6)
 }
 
-/// The same of another size.
+/// Like [`checkpoint`], with another hidden size.
 pub fn checkpoint_of(
     family: &'static ArchDescriptor,
     naming: Naming,
@@ -86,7 +86,7 @@ pub fn checkpoint_of(
     metadata.insert(named.to_owned(), Value::Str(selector.to_owned()));
     for row in KEYS {
         let Some(value) = small(family, row.key, hidden, n_layers) else { continue };
-        // GGUF calls every number alike in all families.
+        // GGUF names do not depend on the family.
         let own = family.keys.iter().find(|names| names.key == row.key && naming != Naming::Gguf);
         let own = own.map(|names| names.hf).filter(|name| !name.is_empty());
         let names = match (naming, &own) {
@@ -94,7 +94,7 @@ pub fn checkpoint_of(
             (_, Some(own)) => std::slice::from_ref(own),
             (_, None) => row.hf,
         };
-        // Names with a placeholder are of nested objects; those have a plain one as well.
+        // Names with a placeholder are in nested objects; these keys also have a plain name.
         let Some(name) = own.or(names.iter().copied().find(|name| !name.contains('{'))) else { continue };
         let prefix = if naming == Naming::Gguf { format!("{selector}.") } else { String::new() };
         metadata.insert(format!("{prefix}{name}"), value);
@@ -107,9 +107,9 @@ pub fn checkpoint_of(
         match ModelSpec::from_checkpoint(&checkpoint) {
             Ok(_) => return Some(checkpoint),
             Err(Error::MissingTensor { name, shape, .. }) => {
-                // Of alternatives the first.
+                // The first of several alternatives is used.
                 let name = name.split(" or ").next().unwrap();
-                // Where the vocabulary has no key, the embedding says how large it is.
+                // Without a key for the vocabulary, the embedding's rows tell its size.
                 let shape = if shape.is_empty() { vec![N_VOCAB, hidden] } else { shape };
                 match shape.split_first() {
                     Some((&n, one)) if name.contains("{e}") => (0..n).for_each(|e| {
@@ -118,7 +118,8 @@ pub fn checkpoint_of(
                     _ => checkpoint.tensors.push(random(name, &shape, naming)),
                 }
             }
-            // A tensor that holds the rows of several roles is asked for with the rows of one, and then found too short.
+            // A stacked tensor is first made with the rows of one role, and then reported as too
+            // short.
             Err(Error::BadTensor { name, expected, .. }) if shape_in(&expected).is_some() => {
                 let tensor = checkpoint.tensors.iter_mut().find(|t| t.name == name).unwrap();
                 let shape = shape_in(&expected).unwrap();
@@ -131,7 +132,8 @@ pub fn checkpoint_of(
     panic!("{} under {naming:?} names: no end of tensors", family.name)
 }
 
-/// Where the tensors of a layer say what it is: a tensor of each kind in turn. Their shapes come later.
+/// Adds a tensor of each kind of layer, if tensors tell the kinds. Their shapes are corrected
+/// later.
 fn mixers(family: &ArchDescriptor, naming: Naming, n_layers: usize, tensors: &mut Vec<Tensor>) {
     let kinds = match family.recurrent.map(|r| r.place) {
         Some(RecurrentPlace::InsteadOfAttention) => {
@@ -145,7 +147,7 @@ fn mixers(family: &ArchDescriptor, naming: Naming, n_layers: usize, tensors: &mu
     };
     for l in 0..n_layers {
         let Some(role) = kinds[l % kinds.len()] else { continue };
-        let row = family.tensors.iter().copied().flatten().find(|row| row.role == role).unwrap();
+        let row = family.tensors.iter().copied().flatten().find(|row| row.holds(role)).unwrap();
         let name = if naming == Naming::Gguf { row.gguf } else { row.hf };
         let name = name.replace("{layer}", "model.layers.{l}.").replace("{l}", &l.to_string());
         let name = name.strip_suffix('$').map_or_else(|| format!("{name}.weight"), str::to_owned);
@@ -164,7 +166,7 @@ fn random(name: &str, shape: &[usize], naming: Naming) -> Tensor {
     let n: usize = shape.iter().product();
     let seed = name.bytes().fold(7u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
     let mut rng = device_testing::Rng::new(seed);
-    // Rates of decay, which GGUF files hold as they are.
+    // GGUF files store decay rates directly, so they are negative.
     let mean = if name.contains("ssm_a") && !name.contains("alpha") { -1.0 } else { 1.0 };
     let values =
         (0..n).map(|_| if shape.len() == 1 { mean + 0.1 * rng.normal() } else { 0.1 * rng.normal() });

@@ -1,4 +1,4 @@
-//! Which storage types are multiplied where: a model of one layer whose matrices are all of one type, on every device.
+//! Storage types on every device: a model of one layer whose matrices all have one type.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,7 +9,7 @@ use weights::{Affine, BlockType, Bytes, Checkpoint, Naming, Planes, ScaleType, T
 use super::{cell, devices, markdown, tiny};
 use crate::common::Runner;
 
-/// The plainest family's tiny checkpoint, with columns for the largest blocks.
+/// The first family's tiny checkpoint, with enough columns for the largest blocks.
 fn with_matrices(block: BlockType) -> Checkpoint {
     let mut checkpoint = tiny::checkpoint_of(&FAMILIES[0], Naming::HuggingFace, 256, 1).unwrap();
     for tensor in checkpoint.tensors.iter_mut().filter(|t| t.shape.len() > 1) {
@@ -18,7 +18,7 @@ fn with_matrices(block: BlockType) -> Checkpoint {
     checkpoint
 }
 
-/// A tensor of this type: the same values where there is an encoder, sound blocks where there is none.
+/// A tensor of this type: its own values if the type has an encoder, otherwise valid blocks.
 fn filled(tensor: &Tensor, block: BlockType) -> Tensor {
     let (n_rows, n_cols) = (tensor.n_rows(), tensor.n_cols());
     let n_bytes = n_rows * block.row_bytes(n_cols);
@@ -51,7 +51,7 @@ fn filled(tensor: &Tensor, block: BlockType) -> Tensor {
         };
         (row > 0).then(|| Bytes::from_slice(&number.repeat(n_rows * row / number.len())))
     };
-    // The integers of whole rows are divided by their number.
+    // Sums over whole rows of integers are divided by their length.
     let scale = if matches!(block, BlockType::Affine(_)) { 1.0 / 128.0 } else { 4096.0 };
     let planes = Planes {
         scales: plane(block.row_scale_bytes(n_cols), scale),
@@ -82,7 +82,7 @@ fn sound_blocks(block: BlockType) -> Vec<u8> {
     sound
 }
 
-/// Every type that a reader can give: a title, and the types that it stands for.
+/// Every type that a reader can return: a title, and its types.
 fn all() -> Vec<(String, Vec<BlockType>)> {
     let single = |block: BlockType| (block.name().to_owned(), vec![block]);
     let mut all: Vec<_> = BlockType::ALL.into_iter().chain(BlockType::GGUF_EXTRA).map(single).collect();
@@ -98,7 +98,7 @@ fn all() -> Vec<(String, Vec<BlockType>)> {
                 let with_offsets = Affine::new(bits, group, *scale, false).unwrap();
                 let symmetric = Affine::new(bits, group, *scale, true).unwrap();
                 types.push(BlockType::Affine(with_offsets));
-                // MLX has none.
+                // MLX has no such scales.
                 if scales.contains(&ScaleType::E8M0) {
                     types.push(BlockType::Affine(symmetric));
                 }
@@ -109,7 +109,8 @@ fn all() -> Vec<(String, Vec<BlockType>)> {
     all
 }
 
-/// How the CPU multiplies the type, by the names of the kernels in its table of commands.
+/// The kernel family with which the CPU multiplies the type, from the kernel names in its command
+/// table.
 fn kernel(device: &dyn Device, checkpoint: &Checkpoint) -> &'static str {
     let plan = ModelSpec::from_checkpoint(checkpoint).unwrap().plan(checkpoint).unwrap();
     let kernels = Runner::on(device, &plan, Numerics::Fast).kernels();

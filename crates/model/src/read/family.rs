@@ -1,4 +1,4 @@
-//! Which family a checkpoint is of.
+//! Selection of a checkpoint's family.
 
 use weights::{Checkpoint, Naming};
 
@@ -8,12 +8,12 @@ use crate::families::FAMILIES;
 use crate::keys::Keys;
 use crate::names::{Key, TEXT_CONFIG};
 
-/// The family that answers to the name in the file.
+/// The family that the file names, if it is known.
 pub(crate) fn family_of(checkpoint: &Checkpoint) -> Option<&'static ArchDescriptor> {
     Some(select(checkpoint).ok()?.0)
 }
 
-/// The family that answers to the name in the file, and that name.
+/// The family that the file names, and the name.
 pub(crate) fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor, String)> {
     let metadata = &checkpoint.metadata;
     let text_model_type = format!("{TEXT_CONFIG}model_type");
@@ -29,7 +29,7 @@ pub(crate) fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor
         found.push(("format", WHISPER_CPP.to_owned()));
     }
     if checkpoint.naming == Naming::HuggingFace {
-        // The class says it too: `SomethingForCausalLM` is of the type `something`.
+        // The class name also tells the type: `SomethingForCausalLM` is of type `something`.
         let class = metadata.array("architectures").and_then(|a| std::str::from_utf8(a.str_bytes(0)?).ok());
         let class = class.and_then(|c| c.split_once("For")).map(|(c, _)| c.to_ascii_lowercase());
         found.extend(class.map(|class| ("architectures", class)));

@@ -1,20 +1,22 @@
-//! The numbers of each layer: its width, its experts, its window, its rotation, whose keys it reads.
+//! The numbers of each layer: widths, experts, window, RoPE, and shared keys and values.
 
 use device::{RouterGroups, RouterScores};
 use weights::Naming;
 
-use super::{ExpertSpec, LatentSpec, LayerSpec, TemperatureSpec, need};
+use super::mixers::Mixers;
+use super::need;
 use crate::descriptor::{
     ArchDescriptor, AttentionScale, ExpertPlace, RecurrentPlace, Temperature, WindowPattern,
 };
 use crate::error::Result;
 use crate::keys::{Choice, Keys};
 use crate::names::{Key, TensorRole, WINDOW_ROPE_OBJECTS};
-use crate::recurrent::{Mixers, Multipliers, RecurrentSpec};
+use crate::recurrent::{Multipliers, RecurrentSpec};
 use crate::rope::{RopeScaling, RopeSpec, RopeTensors};
+use crate::spec::{ExpertSpec, LatentSpec, LayerSpec, TemperatureSpec};
 use crate::tensors::Tensors;
 
-/// The layers, in their order.
+/// Reads the layers, in their order.
 pub(super) fn read(
     keys: &Keys<'_>,
     family: &'static ArchDescriptor,
@@ -35,38 +37,139 @@ pub(super) fn read(
     let rotates = rotates(keys, family, n_layers)?;
     let recurrent = RecurrentSpec::read(keys, family, hidden)?;
     let cutoffs = cutoffs(keys, n_layers)?;
-    let multipliers = Multipliers::read(keys)?;
     let kv_from = kv_from(keys, &windows)?;
-    let wide_shared_kv = keys.flag(Key::WideSharedKv)? == Some(true);
-    let given_scale = match (keys.real(Key::AttentionScale)?, keys.real(Key::QueryScalar)?) {
-        (Some(scale), _) => Some(scale),
-        (None, Some(scalar)) => Some(1.0 / scalar.sqrt()),
-        (None, None) => None,
+    let reader = LayerReader {
+        keys,
+        family,
+        hidden,
+        n_layers,
+        n_ctx_train,
+        some_windows: windows.iter().any(Option::is_some),
+        wide_shared_kv: keys.flag(Key::WideSharedKv)? == Some(true),
+        latent: if family.latent { Some(latent(keys)?) } else { None },
+        ready_made: RopeTensors::read(tensors)?,
+        tensors,
     };
-    let magnitude = if family.latent { latent_magnitude(keys)? } else { 1.0 };
-    // Half of the largest head's columns is the most that can be.
-    let mut factors = |role| tensors.small_vector(role, 8192);
-    let ready_made = RopeTensors {
-        divisors: factors(TensorRole::RopeDivisors)?,
-        short: factors(TensorRole::RopeShort)?,
-        long: factors(TensorRole::RopeLong)?,
-    };
-
     let mut layers = Vec::with_capacity(n_layers);
-    for (l, ((n_heads, n_kv_heads), mut ffn)) in heads.into_iter().zip(kv_heads).zip(ffn).enumerate() {
-        let window = windows.get(l).copied().flatten();
-        let mixers = Mixers::of(family, tensors, l);
-        let kv_from = kv_from.get(l).copied().flatten();
+    for (l, ((n_heads, n_kv_heads), ffn)) in heads.into_iter().zip(kv_heads).zip(ffn).enumerate() {
+        let kind = LayerKind {
+            l,
+            window: windows.get(l).copied().flatten(),
+            kv_from: kv_from.get(l).copied().flatten(),
+            rotates: rotates.get(l).copied().unwrap_or(true),
+            mixers: Mixers::of(family, reader.tensors, l),
+        };
         let experts = experts.get(l).copied().flatten();
-        let one_mixer = family.recurrent.is_some_and(|r| r.place == RecurrentPlace::OneMixer);
-        let experts = experts.filter(|_| !one_mixer || tensors.has_in(TensorRole::Router, l));
-        let mine = keys.of_layer(l, window.is_some());
-        let full = |key: Key| if window.is_none() { mine.count(key) } else { Ok(None) };
-        let keys_are_values = family.keys_as_values
-            && window.is_none()
-            && kv_from.is_none()
-            && !tensors.has_in(TensorRole::AttnV, l)
-            && (keys.naming() == Naming::Gguf || keys.flag(Key::KeysAreValues)? == Some(true));
+        let experts = experts.filter(|_| !reader.one_mixer() || reader.tensors.has_in(TensorRole::Router, l));
+        let keys_are_values = reader.keys_are_values(&kind)?;
+        let mine = keys.of_layer(l, kind.window.is_some());
+        let ffn = reader.ffn(&kind, experts, ffn)?;
+        let (n_heads, n_kv_heads, head_dim) =
+            reader.heads(&kind, &mine, keys_are_values, (n_heads, n_kv_heads))?;
+        let rope = reader.rope(&kind, &mine, head_dim)?;
+        layers.push(LayerSpec {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            ffn,
+            experts,
+            kv_from: kind.kv_from,
+            keys_are_values,
+            latent: reader.latent,
+            window: kind.window,
+            temperature: temperature(keys, family, rope.is_some())?,
+            rope,
+            attention_scale: reader.attention_scale(n_heads, head_dim)?,
+            attends: kind.mixers.attends,
+            recurrent: recurrent.filter(|_| kind.mixers.recurs),
+            cutoff: cutoffs.get(l).copied().flatten(),
+        });
+    }
+    Ok(layers)
+}
+
+/// Numbers that all layers share.
+struct LayerReader<'a> {
+    keys: &'a Keys<'a>,
+    family: &'static ArchDescriptor,
+    tensors: &'a Tensors<'a>,
+    hidden: usize,
+    n_layers: usize,
+    n_ctx_train: usize,
+    /// True if some layers have a window.
+    some_windows: bool,
+    /// True if layers that read another layer's keys and values have feed-forward networks twice as
+    /// wide.
+    wide_shared_kv: bool,
+    latent: Option<LatentSpec>,
+    ready_made: RopeTensors,
+}
+
+/// Properties of a layer that its numbers depend on.
+struct LayerKind {
+    l: usize,
+    window: Option<usize>,
+    /// The layer whose keys and values this layer reads.
+    kv_from: Option<usize>,
+    rotates: bool,
+    mixers: Mixers,
+}
+
+impl LayerReader<'_> {
+    /// True if a layer is attention, a recurrence or a feed-forward network, and never two of them.
+    fn one_mixer(&self) -> bool {
+        self.family.recurrent.is_some_and(|r| r.place == RecurrentPlace::OneMixer)
+    }
+
+    fn keys_are_values(&self, kind: &LayerKind) -> Result<bool> {
+        Ok(self.family.keys_as_values
+            && kind.window.is_none()
+            && kind.kv_from.is_none()
+            && !self.tensors.has_in(TensorRole::AttnV, kind.l)
+            && (self.keys.naming() == Naming::Gguf || self.keys.flag(Key::KeysAreValues)? == Some(true)))
+    }
+
+    /// Columns of the dense network or of the shared expert; `ffn` is the checkpoint's number for
+    /// the layer.
+    fn ffn(&self, kind: &LayerKind, experts: Option<ExpertSpec>, mut ffn: usize) -> Result<usize> {
+        let (keys, one_mixer) = (self.keys, self.one_mixer());
+        match (experts, self.family.experts) {
+            (Some(_), ExpertPlace::Instead) => ffn = 0,
+            (Some(experts), ExpertPlace::WithPlainShared) => {
+                let n_shared = keys.count(Key::SharedExperts)?.unwrap_or(0);
+                ffn = keys.count(Key::SharedFfn)?.unwrap_or(n_shared * experts.ffn);
+            }
+            (Some(_), ExpertPlace::WithShared) => ffn = keys.need_count(Key::SharedFfn)?,
+            (Some(_), ExpertPlace::BesideShared) => ffn = keys.count(Key::SharedFfn)?.unwrap_or(0),
+            // If no layer has experts, the shared network is the only one.
+            (None, ExpertPlace::BesideShared) if !one_mixer => {
+                ffn = keys.count(Key::SharedFfn)?.unwrap_or(ffn);
+            }
+            (Some(_), ExpertPlace::Nowhere | ExpertPlace::Beside) | (None, _) => {
+                ffn *= if self.wide_shared_kv && kind.kv_from.is_some() { 2 } else { 1 };
+            }
+        }
+        // A layer that attends or recurs has no feed-forward network here.
+        if one_mixer && (kind.mixers.attends || kind.mixers.recurs) {
+            return Ok(0);
+        }
+        if ffn == 0 && experts.is_none() && self.family.recurrent.is_none() {
+            return Err(keys.bad(Key::Ffn, 0, format!("at least 1 (layer {})", kind.l)));
+        }
+        Ok(ffn)
+    }
+
+    /// Query heads, key and value heads, and columns of a head. `mine` holds the keys of the layer;
+    /// `(n_heads, n_kv_heads)` are the checkpoint's numbers for it.
+    fn heads(
+        &self,
+        kind: &LayerKind,
+        mine: &Keys<'_>,
+        keys_are_values: bool,
+        (n_heads, n_kv_heads): (usize, usize),
+    ) -> Result<(usize, usize, usize)> {
+        let (keys, l) = (self.keys, kind.l);
+        let full = |key: Key| if kind.window.is_none() { mine.count(key) } else { Ok(None) };
         let head_dim = match mine.count(Key::LayerHeadDim)? {
             Some(head_dim) => Some(head_dim),
             None => full(Key::FullHeadDim)?.map_or_else(|| mine.count(Key::HeadDim), |d| Ok(Some(d)))?,
@@ -77,28 +180,7 @@ pub(super) fn read(
             None if keys_are_values => full(Key::FullKvHeads)?.unwrap_or(n_kv_heads),
             None => n_kv_heads,
         };
-        match (experts, family.experts) {
-            (Some(_), ExpertPlace::Instead) => ffn = 0,
-            (Some(experts), ExpertPlace::WithPlainShared) => {
-                let n_shared = keys.count(Key::SharedExperts)?.unwrap_or(0);
-                ffn = keys.count(Key::SharedFfn)?.unwrap_or(n_shared * experts.ffn);
-            }
-            (Some(_), ExpertPlace::WithShared) => ffn = keys.need_count(Key::SharedFfn)?,
-            (Some(_), ExpertPlace::BesideShared) => ffn = keys.count(Key::SharedFfn)?.unwrap_or(0),
-            // Where no layer has experts, all have what would be shared.
-            (None, ExpertPlace::BesideShared) if !one_mixer => {
-                ffn = keys.count(Key::SharedFfn)?.unwrap_or(ffn);
-            }
-            _ if wide_shared_kv && kv_from.is_some() => ffn *= 2,
-            _ => {}
-        }
-        // A layer of one mixer is a feed-forward network only if it is nothing else.
-        if one_mixer && (mixers.attends || mixers.recurs) {
-            ffn = 0;
-        } else if ffn == 0 && experts.is_none() && family.recurrent.is_none() {
-            return Err(keys.bad(Key::Ffn, 0, format!("at least 1 (layer {l})")));
-        }
-        let (n_heads, n_kv_heads) = if mixers.attends { (n_heads, n_kv_heads) } else { (1, 1) };
+        let (n_heads, n_kv_heads) = if kind.mixers.attends { (n_heads, n_kv_heads) } else { (1, 1) };
         for (key, n) in [(Key::Heads, n_heads), (Key::KvHeads, n_kv_heads)] {
             if n == 0 {
                 return Err(keys.bad(key, 0, format!("at least 1 (layer {l})")));
@@ -108,11 +190,10 @@ pub(super) fn read(
             let expected = format!("a divisor of the {n_heads} query heads (layer {l})");
             return Err(keys.bad(Key::KvHeads, n_kv_heads, expected));
         }
-        let latent = if family.latent { Some(latent(keys)?) } else { None };
-        let (n_kv_heads, head_dim, value_dim) = match latent {
-            Some(latent) => (1, Some(latent.rank + latent.turning), None),
-            None => (n_kv_heads, head_dim, value_dim),
-        };
+        if let Some(latent) = self.latent {
+            return Ok((n_heads, 1, latent.rank + latent.turning));
+        }
+        let hidden = self.hidden;
         let head_dim = match head_dim {
             Some(head_dim) => head_dim,
             None if hidden.is_multiple_of(n_heads) => hidden / n_heads,
@@ -120,57 +201,70 @@ pub(super) fn read(
                 return Err(keys.bad(Key::Heads, n_heads, format!("a divisor of the hidden size {hidden}")));
             }
         };
-        if let Some(value_dim) = value_dim.filter(|v| *v != head_dim) {
-            return Err(keys.bad(Key::ValueDim, value_dim, format!("the same as of a key, {head_dim}")));
+        match value_dim.filter(|v| *v != head_dim) {
+            Some(dim) => Err(keys.bad(Key::ValueDim, dim, format!("{head_dim}, as for keys"))),
+            None => Ok((n_heads, n_kv_heads, head_dim)),
         }
-        let rope = match rotates.get(l) {
-            Some(false) => None,
-            _ if family.rope_in_windows_only && window.is_none() && windows.iter().any(Option::is_some) => {
-                None
-            }
-            _ if latent.is_some() => {
-                let n = latent.map_or(0, |latent| latent.turning);
-                Some(RopeSpec::read(keys, n, n_ctx_train, &ready_made)?)
-            }
-            _ if window.is_some() => Some(window_rope(&mine, family, head_dim, n_ctx_train, &ready_made)?),
-            _ => Some(RopeSpec::read(keys, head_dim, n_ctx_train, &ready_made)?),
-        };
-        let attention_scale = given_scale.unwrap_or_else(|| match family.attention_scale {
-            AttentionScale::HiddenPerHead { n_layers: n } if n == n_layers => {
-                (n_heads as f64 / hidden as f64).sqrt()
-            }
-            AttentionScale::One => 1.0,
-            _ => match latent {
-                Some(latent) => magnitude * magnitude / ((latent.plain + latent.turning) as f64).sqrt(),
-                None => 1.0 / (head_dim as f64).sqrt(),
-            },
-        }) as f32
-            * multipliers.attention_in.powi(2)
-            * multipliers.key;
-        let temperature = temperature(keys, family, rope.is_some())?;
-        layers.push(LayerSpec {
-            n_heads,
-            n_kv_heads,
-            head_dim,
-            ffn,
-            experts,
-            kv_from,
-            keys_are_values,
-            latent,
-            window,
-            rope,
-            temperature,
-            attention_scale,
-            attends: mixers.attends,
-            recurrent: recurrent.filter(|_| mixers.recurs),
-            cutoff: cutoffs.get(l).copied().flatten(),
-        });
     }
-    Ok(layers)
+
+    /// The layer's RoPE, if it has any.
+    fn rope(&self, kind: &LayerKind, mine: &Keys<'_>, head_dim: usize) -> Result<Option<RopeSpec>> {
+        let (family, n_ctx_train) = (self.family, self.n_ctx_train);
+        let full = kind.window.is_none();
+        if !kind.rotates || family.rope_in_windows_only && full && self.some_windows {
+            return Ok(None);
+        }
+        let rope = match self.latent {
+            Some(latent) => RopeSpec::read(self.keys, latent.turning, n_ctx_train, &self.ready_made),
+            None if full => RopeSpec::read(self.keys, head_dim, n_ctx_train, &self.ready_made),
+            None => window_rope(mine, family, head_dim, n_ctx_train, &self.ready_made),
+        };
+        rope.map(Some)
+    }
+
+    /// The factor on attention scores.
+    fn attention_scale(&self, n_heads: usize, head_dim: usize) -> Result<f32> {
+        let keys = self.keys;
+        let multipliers = Multipliers::read(keys)?;
+        let scale = match (keys.real(Key::AttentionScale)?, keys.real(Key::QueryScalar)?) {
+            (Some(scale), _) => scale,
+            (None, Some(scalar)) => 1.0 / scalar.sqrt(),
+            (None, None) => self.usual_scale(n_heads, head_dim)?,
+        };
+        Ok(scale as f32 * multipliers.attention_in.powi(2) * multipliers.key)
+    }
+
+    /// The factor on attention scores if the checkpoint has no key for it.
+    fn usual_scale(&self, n_heads: usize, head_dim: usize) -> Result<f64> {
+        Ok(match (self.family.attention_scale, self.latent) {
+            (AttentionScale::HiddenPerHead { n_layers }, _) if n_layers == self.n_layers => {
+                (n_heads as f64 / self.hidden as f64).sqrt()
+            }
+            (AttentionScale::One, _) => 1.0,
+            (AttentionScale::HeadDim | AttentionScale::HiddenPerHead { .. }, Some(latent)) => {
+                latent_magnitude(self.keys)?.powi(2) / ((latent.plain + latent.turning) as f64).sqrt()
+            }
+            (AttentionScale::HeadDim | AttentionScale::HiddenPerHead { .. }, None) => {
+                1.0 / (head_dim as f64).sqrt()
+            }
+        })
+    }
 }
 
-/// From where on the gates of each layer count, in standard deviations above their mean. GGUF files say this, others which part of a
-/// normal distribution lies below.
+impl RopeTensors {
+    fn read(tensors: &mut Tensors<'_>) -> Result<RopeTensors> {
+        // A head has at most 16384 columns, which are 8192 pairs.
+        let mut factors = |role| tensors.small_vector(role, 8192);
+        Ok(RopeTensors {
+            divisors: factors(TensorRole::RopeDivisors)?,
+            short: factors(TensorRole::RopeShort)?,
+            long: factors(TensorRole::RopeLong)?,
+        })
+    }
+}
+
+/// The gate cutoff of each layer, in standard deviations above the mean. GGUF files store it;
+/// config.json stores the share of a normal distribution below it.
 fn cutoffs(keys: &Keys<'_>, n_layers: usize) -> Result<Vec<Option<f32>>> {
     if keys.count(Key::Streams)?.is_none_or(|n| n < 2) {
         return Ok(vec![None; n_layers]);
@@ -182,15 +276,18 @@ fn cutoffs(keys: &Keys<'_>, n_layers: usize) -> Result<Vec<Option<f32>>> {
     }
     let cutoff = |value: f32| match keys.naming() {
         Naming::Gguf => Ok(Some(value).filter(|v| v.is_finite())),
-        _ if value == 0.0 => Ok(None),
-        _ if value > 0.0 && value < 1.0 => Ok(Some(normal_quantile(f64::from(value)) as f32)),
-        _ => Err(keys.bad(Key::Sparsity, value, "parts from 0 to below 1")),
+        Naming::HuggingFace | Naming::Base | Naming::CTranslate2 | Naming::WhisperCpp => match value {
+            0.0 => Ok(None),
+            0.0..1.0 => Ok(Some(normal_quantile(f64::from(value)) as f32)),
+            _ => Err(keys.bad(Key::Sparsity, value, "shares from 0 to below 1")),
+        },
     };
     said.into_iter().map(cutoff).collect()
 }
 
-/// Where the distribution function of the normal distribution is `part`: by bisection, of its series
-/// `1/2 + exp(-x^2 / 2) / sqrt(2 pi) * (x + x^3 / 3 + x^5 / (3 * 5) + ...)` (Abramowitz and Stegun, 26.2.11).
+/// Quantile of the normal distribution at `part`, by bisection of its distribution function. The
+/// series is `1/2 + exp(-x^2 / 2) / sqrt(2 pi) * (x + x^3 / 3 + x^5 / (3 * 5) + ...)` (Abramowitz
+/// and Stegun, 26.2.11).
 fn normal_quantile(part: f64) -> f64 {
     let below = |x: f64| {
         let (mut term, mut sum) = (x, x);
@@ -223,7 +320,7 @@ fn experts(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
         n_used,
         ffn: match keys.count(Key::ExpertFfn)? {
             Some(ffn) => ffn,
-            // Where all layers have experts, the one number is theirs.
+            // If all layers have experts, the width of the feed-forward network is the experts'.
             None => keys.count(Key::Ffn)?.ok_or_else(|| keys.missing(Key::ExpertFfn))?,
         },
         normalise: keys.flag(Key::ExpertsNormalised)?.unwrap_or(false),
@@ -240,7 +337,11 @@ fn experts(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
         latent: keys.count(Key::LatentWidth)?,
     };
     if family.experts_weigh_input && n_used > 1 {
-        return Err(keys.bad(Key::ExpertsUsed, n_used, "1: experts whose weight is on their input"));
+        return Err(keys.bad(
+            Key::ExpertsUsed,
+            n_used,
+            "1, because the weight multiplies the expert's input",
+        ));
     }
     let spec = ExpertSpec { groups: router_groups(keys, &spec)?, ..spec };
     let every = keys.count(Key::ExpertsEvery)?.unwrap_or(1).max(1);
@@ -254,13 +355,14 @@ fn experts(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
     Ok((0..n_layers).map(|l| has(l).then_some(spec)).collect())
 }
 
-/// What a router makes of its logits.
+/// The function from a router's logits to its scores.
 fn router_scores(keys: &Keys<'_>, family: &ArchDescriptor) -> Result<RouterScores> {
     let expected = "softmax or sigmoid (in GGUF 1 to 3)";
     if keys.naming() == Naming::Gguf {
         return match keys.count(Key::ExpertScores)? {
             None | Some(0) => Ok(family.router_scores),
-            // 3: a softmax of those chosen, which is one over all, normalised.
+            // 3 is a softmax over the chosen experts, which equals a normalised softmax over all of
+            // them.
             Some(1 | 3) => Ok(RouterScores::Softmax),
             Some(2) => Ok(RouterScores::Sigmoid),
             Some(other) => Err(keys.bad(Key::ExpertScores, other, expected)),
@@ -274,21 +376,22 @@ fn router_scores(keys: &Keys<'_>, family: &ArchDescriptor) -> Result<RouterScore
     }
 }
 
-/// The groups of experts that are chosen first, if there are several. They are compared by their best expert, where scores are
-/// sigmoids by their best two.
+/// The groups of experts that the router chooses among first, if there are several. Groups are
+/// compared by their best expert, or by the sum of their best two if scores are sigmoids.
 fn router_groups(keys: &Keys<'_>, experts: &ExpertSpec) -> Result<Option<RouterGroups>> {
     let Some(n) = keys.count(Key::ExpertGroups)?.filter(|n| *n > 1) else { return Ok(None) };
     let n_used = keys.count(Key::ExpertGroupsUsed)?.filter(|n| *n > 0).unwrap_or(n);
     let n_best = if experts.scores == RouterScores::Sigmoid { 2 } else { 1 };
     let of_group = experts.n / n;
     if !experts.n.is_multiple_of(n) || n_used > n || n_best > of_group || experts.n_used > of_group * n_used {
-        let expected = format!("a divisor of the {} experts, with enough in those used", experts.n);
+        let expected =
+            format!("a divisor of the {} experts, with enough experts in the groups used", experts.n);
         return Err(keys.bad(Key::ExpertGroups, format!("{n}, {n_used} of them used"), expected));
     }
     Ok(Some(RouterGroups { n, n_used, n_best }))
 }
 
-/// The latent of a layer's keys and values.
+/// The latent of keys and values.
 fn latent(keys: &Keys<'_>) -> Result<LatentSpec> {
     let turning = keys.need_count(Key::TurningKeyDim)?;
     let plain = match (keys.naming(), keys.count(Key::LatentKeyDim)?) {
@@ -306,12 +409,14 @@ fn latent(keys: &Keys<'_>) -> Result<LatentSpec> {
     })
 }
 
-/// The factor on queries and on keys by which YaRN sharpens the softmax of latent attention.
+/// YaRN's factor on queries and on keys, which sharpens the softmax of latent attention.
 fn latent_magnitude(keys: &Keys<'_>) -> Result<f64> {
-    // GGUF files hold a tenth of it.
+    // GGUF files store a tenth of the factor.
     let all = match keys.naming() {
         Naming::Gguf => keys.real(Key::RopeLogMultiplier)?.map(|m| m * 10.0),
-        _ => keys.real(Key::RopeMscaleAll)?,
+        Naming::HuggingFace | Naming::Base | Naming::CTranslate2 | Naming::WhisperCpp => {
+            keys.real(Key::RopeMscaleAll)?
+        }
     };
     let factor = keys.real(Key::RopeFactor)?.unwrap_or(1.0);
     Ok(match all {
@@ -320,8 +425,8 @@ fn latent_magnitude(keys: &Keys<'_>) -> Result<f64> {
     })
 }
 
-/// The layer whose keys and values each layer reads, if not its own: the last ones read those of the last before them that
-/// sees as far.
+/// The layer whose keys and values each layer reads, if not its own. The last layers share those of
+/// the last earlier layer with the same window.
 fn kv_from(keys: &Keys<'_>, windows: &[Option<usize>]) -> Result<Vec<Option<usize>>> {
     let n_layers = windows.len();
     let n_shared = keys.count(Key::SharedKvLayers)?.unwrap_or(0);
@@ -331,7 +436,7 @@ fn kv_from(keys: &Keys<'_>, windows: &[Option<usize>]) -> Result<Vec<Option<usiz
     let (own, shared) = windows.split_at(n_layers - n_shared);
     let source = |window: &Option<usize>| {
         own.iter().rposition(|w| w == window).map(Some).ok_or_else(|| {
-            keys.bad(Key::SharedKvLayers, n_shared, format!("a layer before them with the window {window:?}"))
+            keys.bad(Key::SharedKvLayers, n_shared, format!("an earlier layer with the window {window:?}"))
         })
     };
     let shared = shared.iter().map(source).collect::<Result<Vec<_>>>()?;
@@ -340,7 +445,7 @@ fn kv_from(keys: &Keys<'_>, windows: &[Option<usize>]) -> Result<Vec<Option<usiz
 
 /// The window of each layer.
 fn windows(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<Vec<Option<usize>>> {
-    // 0 is how some converters write that there is none.
+    // Some converters write 0 for no window.
     let key = if family.chunked { Key::Chunk } else { Key::Window };
     let window = keys.count(key)?.filter(|w| *w > 0);
     let window = if keys.flag(Key::WindowUsed)? == Some(false) { None } else { window };
@@ -348,9 +453,9 @@ fn windows(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
     let word = |choice: Choice<'_>| match choice {
         Choice::Word("full_attention") => Some(false),
         Choice::Word("sliding_attention" | "chunked_attention") => Some(true),
-        // What a layer is, its tensors say.
+        // The kinds of mixed layers are read from their tensors.
         Choice::Word(_) if family.recurrent.is_some() => Some(false),
-        _ => None,
+        Choice::Word(_) | Choice::Flag(_) => None,
     };
     if let Some(types) =
         keys.choices(Key::LayerTypes, n_layers, "full_attention or sliding_attention", word)?
@@ -384,7 +489,7 @@ fn windows(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
     }
 }
 
-/// Whether each layer rotates its queries and keys.
+/// True for each layer that applies RoPE.
 fn rotates(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<Vec<bool>> {
     let flag = |choice: Choice<'_>| match choice {
         Choice::Flag(rotates) => Some(rotates),
@@ -403,7 +508,7 @@ fn rotates(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
     }
 }
 
-/// How a layer scales its queries by their position.
+/// The temperature of a layer's queries, if it has one.
 fn temperature(keys: &Keys<'_>, family: &ArchDescriptor, rotates: bool) -> Result<Option<TemperatureSpec>> {
     let offset = match family.temperature {
         Temperature::All => 0.0,
@@ -421,7 +526,7 @@ fn temperature(keys: &Keys<'_>, family: &ArchDescriptor, rotates: bool) -> Resul
     Ok(Some(TemperatureSpec { beta, length, offset }))
 }
 
-/// The rotation of a layer with a window: its own, where the checkpoint or the family says so.
+/// The RoPE of a layer with a window: its own if the checkpoint or the family has one.
 fn window_rope(
     keys: &Keys<'_>,
     family: &ArchDescriptor,
