@@ -472,7 +472,7 @@ mod tests {
             (r#"tag = "360m""#, r#"tag = "135m""#, "used twice"),
             (r#"default = "8b""#, r#"default = "9b""#, "the default"),
             ("unsloth/Qwen3-0.6B-GGUF", "unsloth", "not org/name"),
-            (r#"quant = "Q4_K_M""#, r#"quant = "../x""#, "not one"),
+            (r#"quant = "Q4_K_M""#, r#"quant = "../x""#, "a quantisation such as"),
             ("gb = 0.4", "gb = 0", "positive"),
         ];
         for (from, to, expected) in bad {

@@ -456,6 +456,6 @@ mod tests {
     fn long_lists_are_truncated() {
         let choices: Vec<String> = (0..100).map(|i| format!("m{i}.gguf")).collect();
         let text = Error::Ambiguous { repo: "o/r".into(), choices }.to_string();
-        assert!(text.contains("holds 100 models") && text.contains("and 60 more"), "{text}");
+        assert!(text.contains("has 100 models") && text.contains("and 60 more"), "{text}");
     }
 }

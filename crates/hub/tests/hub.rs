@@ -201,7 +201,7 @@ fn refusals_say_what_to_do() {
     let text = say("hf:org/model", &with, refused(403, "GatedRepo"));
     assert!(text.contains("gated") && text.contains("try again with a token of that account"), "{text}");
     let text = say("hf:org/model", &without, Some(Reply::new(401, "")));
-    assert!(text.contains("private") && text.contains("give a token"), "{text}");
+    assert!(text.contains("private") && text.contains("set a token"), "{text}");
     let text = say("hf:org/model", &with, Some(Reply::new(403, "")));
     assert!(text.contains("check the token's rights"), "{text}");
     let text = say("hf:org/model/x.gguf", &with, None);
