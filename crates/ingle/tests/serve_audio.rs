@@ -182,7 +182,7 @@ fn speech_becomes_text_in_every_format() {
             "one of en (english)",
         ),
         (TRANSLATIONS, b"x", &[("model", TINY)], 400, "model", "English only"),
-        (TRANSCRIPTIONS, b"x", &[], 400, "model", "does not hear"),
+        (TRANSCRIPTIONS, b"x", &[], 400, "model", "does not transcribe"),
         (TRANSCRIPTIONS, b"x", &[("model", "whisper-1")], 404, "model", "expected one of"),
         (TRANSCRIPTIONS, b"x", &[("model", BASE), ("include[]", "logprobs")], 400, "include", "include"),
         (TRANSCRIPTIONS, b"x", &[("model", BASE), ("temperature", "-1")], 400, "temperature", "from 0 to 1"),

@@ -1,4 +1,4 @@
-//! `/openapi.json`: what the server answers, for programs (<https://spec.openapis.org/oas/v3.1.0>).
+//! `/openapi.json`: the server's endpoints, for programs (<https://spec.openapis.org/oas/v3.1.0>).
 
 use std::sync::LazyLock;
 
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use crate::app::App;
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
-    // Compiled in, and read by a test.
+    // The file is compiled in, and a test parses it.
     let mut document: Value = serde_json::from_str(include_str!("openapi.json")).unwrap_or_default();
     document["info"]["version"] = json!(env!("CARGO_PKG_VERSION"));
     document
 });
 
-/// The path of it.
+/// The path of the document.
 pub fn router() -> Router<App> {
     Router::new().route("/openapi.json", get(|| async { Json(&*DOCUMENT) }))
 }

@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use super::arguments::object;
 use super::events::{Event, Events, signature, stop_reason, usage_json};
-use super::request::{Body, request};
-use crate::answer::{Answer, AnswerEvent, Collected, EventKind};
+use super::request::{MessagesBody, request};
+use crate::answer::{AnswerEvent, Collected, EventKind};
+use crate::answering::Answer;
 use crate::api::body::JsonBody;
 use crate::api::sse;
 use crate::app::App;
@@ -20,7 +21,7 @@ use crate::request::Caller;
 pub(super) async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody<Body>,
+    JsonBody(body): JsonBody<MessagesBody>,
 ) -> Result<Response> {
     let wants_stream = body.stream.unwrap_or(false);
     if body.max_tokens.is_none() {
@@ -41,7 +42,7 @@ pub(super) async fn create(
 
 pub(super) async fn count_tokens(
     State(app): State<App>,
-    JsonBody(body): JsonBody<Body>,
+    JsonBody(body): JsonBody<MessagesBody>,
 ) -> Result<Json<Value>> {
     let (_, tokens) = app.chat_prompt(request(body)?).await?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
@@ -50,7 +51,7 @@ pub(super) async fn count_tokens(
 /// A whole answer.
 fn message(id: &str, model: &str, collected: Collected) -> Result<Value> {
     let Some(finish) = &collected.finish else {
-        return Err(ApiError::internal("an answer ended without saying so"));
+        return Err(ApiError::internal("an answer ended without its last event"));
     };
     let (reason, sequence) = stop_reason(&finish.reason)?;
     let mut content = Vec::new();
@@ -76,7 +77,7 @@ fn frames(events: Vec<Event>) -> Bytes {
     frames.concat().into()
 }
 
-/// Where a stream is.
+/// Position in a stream.
 enum At {
     Begin,
     Answer,
