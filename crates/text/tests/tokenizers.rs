@@ -1,5 +1,5 @@
-//! Each kind of vocabulary, small enough to be followed by hand, and what is wrong with a broken one.
-#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+//! Each kind of vocabulary, small enough to be checked by hand, and errors of broken ones.
+#![allow(clippy::unwrap_used)] // Helpers of tests may unwrap.
 use ingle_text::{Detokenizer, Error, ShowSpecial, Specials, StopStrings, Stops, Tokenizer};
 use proptest::prelude::*;
 use weights::{Array, Bytes, Metadata, Value};
@@ -26,7 +26,7 @@ pub(crate) fn metadata(entries: Vec<(&str, Value)>) -> Metadata {
     meta
 }
 
-/// The same with some keys replaced, or taken out.
+/// The entries with some keys replaced or removed.
 pub(crate) fn changed(
     entries: Vec<(&'static str, Value)>,
     key: &'static str,
@@ -125,7 +125,7 @@ fn whole_words_win_over_merges_where_the_vocabulary_says_so() {
     let mut entries = byte_level();
     entries[3].1 = Value::Array(Array::Int(vec![3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]));
     let mut tokens = BYTE_TOKENS.to_vec();
-    tokens.push("lowe"); // No merges lead to it.
+    tokens.push("lowe"); // No merges produce it.
     entries[2].1 = strings(&tokens);
     let gpt2 = Tokenizer::from_gguf(&metadata(entries.clone())).unwrap();
     assert_eq!(gpt2.encode("lowe", Specials::Parse).unwrap(), [4, 5, 7, 3]);
@@ -171,11 +171,11 @@ fn sentence_piece_merges_by_score_and_falls_back_to_bytes() {
     assert_eq!(encode("abb"), [9, 8]);
     assert_eq!(encode(" a  b"), [11, 13, 8]);
     assert_eq!(encode("é\n"), [4, 5, 3]);
-    assert_eq!(encode("c"), [0]); // No byte token: unknown.
+    assert_eq!(encode("c"), [0]); // Without a byte token it is unknown.
     assert_eq!(encode("<s>a"), [1, 7]);
     assert_eq!(t.encode_with_bos("a", Specials::Parse).unwrap(), [1, 7]);
     assert_eq!(t.decode(&[11, 13, 8, 4, 5, 3], false), " a  bé\n");
-    // As plain text <s> ends in something that is no piece, and never becomes the control token.
+    // As plain text, <s> ends in a character without a piece, and never becomes the control token.
     assert_eq!(t.encode("<s>", Specials::Literal).unwrap(), [15, 0]);
 }
 
@@ -267,7 +267,7 @@ fn spaces_behind_a_mark_are_swallowed_where_the_model_swallowed_them() {
     assert_eq!(phi.encode("</s> \n a<s> a", Specials::Parse).unwrap(), [2, 7, 1, 11]);
 }
 
-/// The message of the error that a changed file gives.
+/// The error message of a changed file.
 fn error(entries: Vec<(&'static str, Value)>, key: &'static str, value: Option<Value>) -> String {
     Tokenizer::from_gguf(&changed(entries, key, value)).unwrap_err().to_string()
 }
@@ -304,7 +304,7 @@ fn what_is_wrong_with_a_vocabulary_is_said() {
 
 #[test]
 fn cyclic_merges_end() {
-    // a + b = ab, ab + a = … cannot grow without end, for each merge uses up a symbol.
+    // Merges a + b = ab, ab + a = … cannot grow forever, since each merge uses up a symbol.
     let entries = vec![
         ("model", text("gpt2")),
         ("tokens", strings(&["a", "b", "ab", "aba", "ba", "bab"])),
@@ -315,7 +315,7 @@ fn cyclic_merges_end() {
     assert_eq!(t.decode(&ids, false), "ab".repeat(1000));
 }
 
-/// A byte-level tokenizer whose tokens are all single bytes, and some longer ones that end within characters.
+/// A byte-level tokenizer with all single bytes, and some longer tokens that end within characters.
 fn all_bytes() -> Tokenizer {
     let mut tokens: Vec<String> = Vec::new();
     let char_of = |b: u8| match b {
@@ -344,7 +344,7 @@ fn a_stream_never_splits_a_character() {
         pieces.push(stream.push(&t, u32::from(byte)).to_string());
     }
     assert_eq!(pieces, ["", "é", "", "", "", "😀"]);
-    assert_eq!(stream.push(&t, 256), "a"); // a F0 9F
+    assert_eq!(stream.push(&t, 256), "a"); // Bytes a F0 9F.
     assert_eq!(stream.push(&t, 261), ""); // <|im_end|> is skipped.
     assert_eq!(stream.push(&t, 257), "😀b");
     assert_eq!(stream.push(&t, 258), "");

@@ -1,14 +1,15 @@
-//! WordPiece: a token that begins a word gets U+2581 before it, one that continues a word loses its `##`.
+//! Export of WordPiece: a token that begins a word gets U+2581, and one that continues a word loses
+//! its `##`.
 
 use serde_json::Value as Json;
 use weights::Value;
 
-use super::{Kinds, flag, kind, members, no_words, tokens};
+use super::parts::{ModelKeys, flag, kind, members, no_words, tokens};
 use crate::Result;
 use crate::hugging_face::Parts;
 use crate::vocabulary::{Kind, SPACE_MARK};
 
-pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
+pub(super) fn export(json: &Json, parts: &Parts) -> Result<ModelKeys> {
     const CONTINUED: &str = "##";
     let model = json.get("model").unwrap_or(&Json::Null);
     let prefix = model.get("continuing_subword_prefix").and_then(Json::as_str).unwrap_or(CONTINUED);
@@ -42,9 +43,9 @@ pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
         *token = match (*kind, token.strip_prefix(CONTINUED)) {
             (Kind::Normal, Some(rest)) if !rest.is_empty() => rest.to_owned(),
             (Kind::Normal, _) => format!("{SPACE_MARK}{token}"),
-            // Marks are the text that they are.
+            // Special tokens keep their text.
             _ => continue,
         };
     }
-    Ok(Kinds { model: "bert", pre: "default", tokens, scores: Vec::new(), more, class_marks: true })
+    Ok(ModelKeys { model: "bert", pre: "default", tokens, scores: Vec::new(), more, class_marks: true })
 }

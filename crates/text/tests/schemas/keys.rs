@@ -1,5 +1,6 @@
-//! What each key of a schema does, by one text that it lets through and one that it stops; the documentation says the same.
-#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+//! The effect of each key of a schema, by a text that it allows and one that it forbids; the
+//! documentation must agree.
+#![allow(clippy::unwrap_used)] // Helpers of tests may unwrap.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +16,8 @@ fn documented(title: &str) -> BTreeSet<String> {
     line.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The table of keys in the documentation is what happens: with an enforced key, a text is let through and another is not; with
-/// one that is ignored, all JSON is.
+/// The table of keys in the documentation is true: an enforced key allows one text and forbids
+/// another, and an ignored key allows all JSON.
 #[test]
 fn the_documentation_says_what_becomes_of_each_key() {
     let cases = keys();
@@ -74,7 +75,7 @@ fn the_documentation_says_what_becomes_of_each_key() {
     }
 }
 
-/// For each key a schema, a text that it lets through, and one that only this key stops.
+/// For each key a schema, a text that it allows, and one that only this key forbids.
 fn keys() -> Vec<(&'static str, Value, &'static str, &'static str)> {
     let string = json!({ "type": "string" });
     let one_or_list =

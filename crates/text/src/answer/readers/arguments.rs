@@ -1,5 +1,5 @@
-//! `name(key=value, …)` in Python's literals, and `name{key:value,…}` with strings between quotes of
-//! their own.
+//! Reader of `name(key=value, …)` with Python literals, and of `name{key:value,…}` with its own
+//! quote marks around strings.
 
 use serde_json::Value;
 
@@ -12,19 +12,19 @@ use super::json::JsonReader;
 pub(in crate::answer) struct ArgumentsReader {
     dialect: Dialect,
     close: &'static str,
-    /// No mark opened the calls: only tools of the request are called.
+    /// True if no mark opened the calls, so only the request's tools are called.
     is_bare: bool,
     in_list: bool,
     place: Place,
     closing: Marks,
     name: String,
-    /// Arguments that have been given.
+    /// Number of arguments emitted.
     n_members: usize,
 }
 
 #[derive(Clone, Debug)]
 enum Place {
-    /// Before a name, or before what closes the calls.
+    /// Before a name, or before the closing mark.
     Between,
     Name,
     /// Before an argument, or within one.
@@ -58,7 +58,7 @@ impl ArgumentsReader {
         }
     }
 
-    /// A reader for what begins with this character, if that is no name.
+    /// A JSON reader, if this first character is that of JSON and not of a name.
     pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
         let is_start =
             matches!(self.place, Place::Between) && self.name.is_empty() && self.closing.is_empty();
@@ -66,7 +66,7 @@ impl ArgumentsReader {
         (is_start && is_json).then(|| JsonReader::within(self.close, self.is_bare, self.in_list))
     }
 
-    /// The brackets around a call's arguments, and what separates a key from its value.
+    /// The brackets around a call's arguments, and the separator of key and value.
     fn marks(&self) -> (char, char, u8) {
         match self.dialect {
             Dialect::Python => ('(', ')', b'='),
@@ -126,7 +126,7 @@ impl ArgumentsReader {
         }
     }
 
-    /// Before a name, or after a call.
+    /// Reads a character before a name, or after a call.
     fn between(&mut self, c: char, calls: &mut Calls) -> Step {
         if self.closing.is_empty() {
             match c {
@@ -161,10 +161,10 @@ impl ArgumentsReader {
         }
     }
 
-    /// Gives an argument. Whether it is one.
+    /// Emits an argument. Returns true if the text is one.
     fn member(&mut self, text: &str, tools: &Tools, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> bool {
         let text = text.trim();
-        // A word ends where something else follows.
+        // A word ends only at another character.
         let spaced = format!("{text} ");
         let (_, _, separator) = self.marks();
         let member = match self.dialect.member(&spaced, 0, separator, 0) {
@@ -178,7 +178,7 @@ impl ArgumentsReader {
         true
     }
 
-    /// An argument without a key, whose place says which it is.
+    /// Key and value of an argument without a key, by its position.
     fn positional(&self, spaced: &str, len: usize, tools: &Tools) -> Option<(String, Value)> {
         if self.dialect != Dialect::Python {
             return None;

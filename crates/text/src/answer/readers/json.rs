@@ -1,4 +1,4 @@
-//! `{"name": …, "arguments": {…}}`, one or more, alone or in a list.
+//! Reader of `{"name": …, "arguments": {…}}`, one or more, alone or in a list.
 
 use serde_json::Value;
 
@@ -8,19 +8,19 @@ use super::super::json::{JsonScan, Scan};
 use super::super::values::{Dialect, Parsed, ValueScan};
 use super::arguments::ArgumentsReader;
 
-/// The keys of a call's name and of its arguments. Models mix up those of their families.
+/// Keys of a call's name and of its arguments. Models mix up those of related models.
 const NAMES: [&str; 3] = ["name", "tool_name", "function"];
 const ARGUMENTS: [&str; 3] = ["arguments", "parameters", "args"];
 
-/// Keys with which a call that no mark opened may begin.
+/// Keys with which a call without a mark may begin.
 const BARE_KEYS: [&str; 7] = ["name", "tool_name", "function", "type", "id", "arguments", "parameters"];
 
 #[derive(Clone, Debug)]
 pub(in crate::answer) struct JsonReader {
-    /// How the grammar spells the key of the name.
+    /// The name's key in the grammar's spelling.
     name_key: &'static str,
     close: &'static str,
-    /// No mark opened the calls: only tools of the request are called.
+    /// True if no mark opened the calls, so only the request's tools are called.
     is_bare: bool,
     in_list: bool,
     has_fence: bool,
@@ -29,14 +29,14 @@ pub(in crate::answer) struct JsonReader {
     call: Call,
 }
 
-/// What is known of the call that is being read.
+/// State of the call that is being read.
 #[derive(Clone, Debug, Default)]
 struct Call {
     name: Option<String>,
     /// Arguments that came before the name.
     early: String,
     has_arguments: bool,
-    /// The call stands in an object that is the value of `function`.
+    /// True if the call is an object in the value of `function`.
     is_nested: bool,
 }
 
@@ -56,13 +56,13 @@ enum Place {
     Value(Member, JsonScan, String),
     /// After a value.
     AfterValue,
-    /// After the object that stands in another.
+    /// After a nested object.
     AfterNested,
-    /// Within a dictionary in Python's spelling.
+    /// Within a dictionary in Python's notation.
     Python(ValueScan, String),
 }
 
-/// What a value is to the call.
+/// The role of a value in the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Member {
     Name,
@@ -89,7 +89,7 @@ impl JsonReader {
         JsonReader { in_list, ..JsonReader::new("name", close, is_bare) }
     }
 
-    /// A reader for a list that begins with this character, if that is a name.
+    /// A reader of Python's notation, if the first character of a list is that of a name.
     pub(super) fn python_instead(&self, c: char) -> Option<ArgumentsReader> {
         let is_start = matches!(self.place, Place::Start) && self.in_list && !self.has_fence;
         let is_name = c.is_alphabetic() || c == '_';
@@ -161,7 +161,7 @@ impl JsonReader {
                 c => self.wrong(c, calls, parts),
             },
             Place::Python(mut scan, mut text) => {
-                // The scan takes the first bracket as read, so that the last one closes what is not open.
+                // The scan treats the first bracket as read, so the last one closes nothing open.
                 let is_end = scan.ends_before(c);
                 text.push(c);
                 match is_end && c == '}' {
@@ -172,7 +172,7 @@ impl JsonReader {
         }
     }
 
-    /// A key that is the name of a function, and that arguments follow.
+    /// Handles a key that is a function's name, whose value is the arguments.
     fn called_by_key(
         &mut self,
         key: String,
@@ -181,7 +181,7 @@ impl JsonReader {
         parts: &mut Vec<AnswerPart>,
     ) -> Step {
         match self.name(key, tools, calls, parts) {
-            // The colon comes before the arguments, and after it nothing but they.
+            // The colon precedes the arguments, and nothing else follows it.
             Step::More => self.stay(Place::Colon(ARGUMENTS[0].to_owned())),
             step => step,
         }
@@ -192,7 +192,7 @@ impl JsonReader {
         Step::More
     }
 
-    /// Before the first object.
+    /// Reads a character before the first object.
     fn start(&mut self, c: char, calls: &mut Calls) -> Step {
         match c {
             c if c.is_whitespace() => self.stay(Place::Start),
@@ -211,7 +211,7 @@ impl JsonReader {
                 self.has_fence = true;
                 self.stay(Place::Start)
             }
-            // The language of a fence.
+            // The language after a code fence.
             'j' | 's' | 'o' | 'n' if self.has_fence && !self.in_list => self.stay(Place::Start),
             _ => Step::Stop,
         }
@@ -222,7 +222,7 @@ impl JsonReader {
         self.stay(Place::Key)
     }
 
-    /// After an object.
+    /// Reads a character after an object.
     fn between(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         match c {
             c if c.is_whitespace() => self.stay(Place::Between),
@@ -236,14 +236,15 @@ impl JsonReader {
                     false => self.stay(Place::Between),
                 }
             }
-            // One bracket too many is common before a mark that closes, and so are the ends of fences.
+            // An extra bracket before the closing mark is common, and so is the end of a code
+            // fence.
             '}' | ']' | '`' if !self.close.is_empty() => self.stay(Place::Between),
             '`' if self.has_fence => self.stay(Place::Between),
             c => self.close(c, calls, parts),
         }
     }
 
-    /// Within the mark that closes the calls, or nowhere.
+    /// Reads a character of the closing mark, or of none.
     fn close(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         if self.close.is_empty() {
             return Step::Stop;
@@ -260,8 +261,8 @@ impl JsonReader {
         }
     }
 
-    /// A character that no call goes on with, unless it begins the mark that closes calls: a model
-    /// may forget a bracket before it.
+    /// Handles a character that cannot continue the call. It may begin the closing mark, since
+    /// models forget a bracket before it.
     fn wrong(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         match self.call.name.is_some() {
             true => self.close(c, calls, parts),
@@ -306,7 +307,7 @@ impl JsonReader {
         let step = scan.step(c);
         match step {
             Scan::More | Scan::Last => {}
-            // A number, or a word, which is no name and no arguments.
+            // A number or a word is neither a name nor arguments.
             Scan::Before => {
                 self.place = Place::AfterValue;
                 self.arguments_so_far(member, &text, None, calls, parts);
@@ -314,7 +315,7 @@ impl JsonReader {
             }
             Scan::Wrong => return Step::Stop,
         }
-        // Arguments that are an object are given as they come.
+        // Arguments that are an object are emitted as they arrive.
         let is_streamed = member == Member::Arguments
             && self.call.name.is_some()
             && if text.is_empty() { c == '{' } else { text.starts_with('{') };
@@ -347,7 +348,7 @@ impl JsonReader {
         }
     }
 
-    /// A value has ended.
+    /// Handles the end of a value.
     fn arguments_so_far(
         &mut self,
         member: Member,
@@ -387,7 +388,7 @@ impl JsonReader {
         Step::More
     }
 
-    /// The bracket that closes an object.
+    /// Handles the bracket that closes an object.
     fn end_object(&mut self, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         match std::mem::take(&mut self.call.is_nested) {
             true => self.stay(Place::AfterNested),
@@ -403,7 +404,7 @@ impl JsonReader {
         self.stay(Place::Between)
     }
 
-    /// A dictionary in Python's spelling.
+    /// Reads a dictionary in Python's notation.
     fn python(&mut self, text: &str, tools: &Tools, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         let Parsed::Value(Value::Object(mut members), _) = Dialect::Python.value(text, 0) else {
             return Step::Stop;

@@ -1,11 +1,11 @@
-//! `name SEPARATOR {…}`, between marks.
+//! Reader of `name SEPARATOR {…}` between marks.
 
 use super::super::AnswerPart;
 use super::super::calls::{Calls, MAX_NAME, Marks, Step};
 use super::super::json::{JsonScan, Scan};
 use super::json::JsonReader;
 
-/// Mistral writes an identifier between the name and the arguments.
+/// Mark that Mistral writes between the name and an id of the call.
 const CALL_ID: &str = "[CALL_ID]";
 
 #[derive(Clone, Debug)]
@@ -19,12 +19,12 @@ pub(in crate::answer) struct NamedReader {
 
 #[derive(Clone, Debug)]
 enum Place {
-    /// What comes before the arguments.
+    /// The text before the arguments.
     Header(String),
-    /// After the separator; the name.
+    /// After the separator, with the name.
     Before(String),
     Arguments(JsonScan),
-    /// Before the mark that closes the call, which may be left out.
+    /// Before the optional closing mark.
     Close(Marks),
 }
 
@@ -38,7 +38,7 @@ impl NamedReader {
         NamedReader { prefix, separator, after, close, place: Place::Header(String::new()) }
     }
 
-    /// A reader for what begins with this character, if that is no name.
+    /// A JSON reader, if this first character is that of JSON and not of a name.
     pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
         match &self.place {
             Place::Header(header) if header.trim().is_empty() && matches!(c, '[' | '{') => {
@@ -66,7 +66,7 @@ impl NamedReader {
                         calls.arguments(c.encode_utf8(&mut [0; 4]), parts);
                         calls.commit();
                     }
-                    // The rest is content. What was given stays.
+                    // The rest is content. Emitted arguments stay.
                     Scan::Before | Scan::Wrong => return Step::Stop,
                 }
                 if step == Scan::More {
@@ -94,7 +94,7 @@ impl NamedReader {
     }
 
     fn header(&mut self, header: &str, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
-        // Text, or a call that the grammar has no words for, unless a separator shows otherwise.
+        // Text, or a call that the grammar cannot express, unless a separator follows.
         if !header.starts_with(is_part_of_name) {
             calls.release();
         }
@@ -119,12 +119,12 @@ impl NamedReader {
         }
     }
 
-    /// Whether the separator makes a call certain, and not the arguments' bracket alone.
+    /// Returns true if the separator proves a call, so that its name need not be one of the tools.
     fn is_certain(&self) -> bool {
         self.separator.len() > 1
     }
 
-    /// Whether a header may begin so: no text follows its name.
+    /// Returns true if a header may begin so: no text follows its name.
     fn may_be_header(&self, header: &str) -> bool {
         let header = header.trim_start();
         let header = header.strip_prefix(self.prefix).unwrap_or(header);
@@ -134,14 +134,14 @@ impl NamedReader {
         marks.iter().any(|mark| mark.starts_with(after) || (!mark.is_empty() && after.starts_with(mark)))
     }
 
-    /// The name that a header has.
+    /// The name in a header.
     fn name(&self, header: &str) -> Option<String> {
         let header = header.trim();
         let header = header.strip_prefix(self.prefix.trim()).unwrap_or(header);
         let header = header.split(CALL_ID).next().unwrap_or(header);
         let header = header.trim_end_matches("```json").trim_end_matches("```").trim();
         let name = header.strip_prefix("functions.").unwrap_or(header);
-        // `:0` numbers calls, which are numbered here.
+        // Kimi's `:0` numbers the calls, which the parser numbers itself.
         let name = match name.rsplit_once(':') {
             Some((name, number)) if number.bytes().all(|b| b.is_ascii_digit()) => name,
             _ => name,
@@ -150,7 +150,7 @@ impl NamedReader {
         is_name.then(|| name.to_owned())
     }
 
-    /// After the separator.
+    /// Reads a character after the separator.
     fn before(&mut self, c: char, name: &str, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         match c {
             c if c.is_whitespace() => Step::More,

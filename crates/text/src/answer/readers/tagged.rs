@@ -1,4 +1,4 @@
-//! Names and parameters between marks.
+//! Reader of names and parameters between marks.
 
 use serde_json::Value;
 
@@ -14,19 +14,20 @@ pub(in crate::answer) struct TaggedReader {
     close: &'static str,
     place: Place,
     marks: Marks,
-    /// The function that is called.
+    /// Name of the function.
     name: String,
-    /// Whether the call has been told of.
+    /// True if the call has been emitted.
     is_begun: bool,
-    /// No mark but the one before the name has come: only a further one makes it a call.
+    /// True if the mark before the name is the only one so far; a further mark must confirm the
+    /// call.
     is_bare: bool,
-    /// Parameters that have begun.
+    /// Number of parameters that have begun.
     n_parameters: usize,
 }
 
 #[derive(Clone, Debug)]
 enum Place {
-    /// Before a call, or before the mark that closes all.
+    /// Before a call, or before the closing mark.
     Between,
     /// Within the name.
     Name,
@@ -47,27 +48,27 @@ enum Place {
 struct Parameter {
     key: String,
     kinds: Kinds,
-    /// The text that has not been given yet.
+    /// Text that has not been emitted.
     text: String,
-    /// Whether the value has begun to be given, which is done while it comes if it can only be a
-    /// string.
+    /// True if a part of the value has been emitted. Values that can only be strings are emitted as
+    /// they arrive.
     is_given: bool,
 }
 
-/// How a value ends.
+/// The end of a value.
 enum Ended {
-    /// It goes on.
+    /// The value continues.
     Not,
-    /// With the mark after values.
+    /// Ended by the mark after values.
     Marked,
-    /// With the next parameter, whose key is this.
+    /// Ended by the next parameter, with this key.
     ByKey(String),
-    /// With the mark that closes all calls.
+    /// Ended by the closing mark of all calls.
     ByClose,
 }
 
 impl TaggedReader {
-    /// `is_named`: the mark before the name has come already.
+    /// Makes a reader. `is_named` is true after the mark before the name.
     pub(super) fn new(tags: &'static Tags, close: &'static str, is_named: bool) -> TaggedReader {
         TaggedReader {
             tags,
@@ -81,7 +82,7 @@ impl TaggedReader {
         }
     }
 
-    /// A reader for what begins with this character, if that is no name.
+    /// A JSON reader, if this first character is that of JSON and not of a name.
     pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
         let is_start = matches!(self.place, Place::Between) && self.marks.is_empty() && self.name.is_empty();
         (is_start && c == '{' && !self.close.is_empty()).then(|| JsonReader::within(self.close, false, false))
@@ -138,7 +139,7 @@ impl TaggedReader {
                         }
                         Ended::Marked => Step::More,
                         Ended::ByKey(key) => {
-                            // The grammar takes no value without the mark after it.
+                            // The grammar requires the mark after a value.
                             calls.release();
                             self.place = Place::AfterKey(key, 1);
                             self.after_key(tools)
@@ -159,7 +160,7 @@ impl TaggedReader {
             return Step::More;
         }
         if self.tags.name_before.is_empty() {
-            // The name comes first, and this is the only call.
+            // The name comes first, so this is the only call.
             self.name.push(c);
             self.place = Place::Name;
             return if is_name(&self.name) { Step::More } else { Step::Stop };
@@ -172,7 +173,7 @@ impl TaggedReader {
                 self.name.clear();
                 Step::More
             }
-            // Nothing stands between the marks, or calls do.
+            // The mark is empty, or calls follow.
             Ok(Some(_)) => {
                 if calls.has_begun() {
                     Step::Done
@@ -185,7 +186,7 @@ impl TaggedReader {
     }
 
     fn name(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
-        // A name ends with its mark, with white space, or where the next mark begins.
+        // A name ends at its mark, at white space, or where the next mark begins.
         if self.tags.name_after.starts_with(c) {
             self.place = Place::AfterName;
             return self.after_name(c, calls, parts);
@@ -206,8 +207,8 @@ impl TaggedReader {
         }
     }
 
-    /// The name is whole. If nothing but the mark of all calls came before it, it is not certain yet
-    /// that it is one.
+    /// Handles the end of the name. If only the mark of all calls came before it, a further mark
+    /// must confirm the call.
     fn named(&mut self, is_certain: bool, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         if self.name.is_empty() {
             return Step::Stop;
@@ -220,7 +221,7 @@ impl TaggedReader {
         Step::More
     }
 
-    /// How the grammar of calls spells what comes before parameters.
+    /// The text before parameters in the spelling of the calls' grammar.
     fn grammar_header(&self) -> String {
         format!("{}{}{}", self.tags.name_before, self.name, self.tags.name_after)
     }
@@ -249,7 +250,7 @@ impl TaggedReader {
             }
             Ok(Some(mark)) => {
                 self.end_call(calls, parts);
-                // The mark that closes all calls may come without the one that ends this.
+                // The mark of this call's end may be missing before that of all calls.
                 if mark == self.close {
                     return Step::Done;
                 }
@@ -267,7 +268,7 @@ impl TaggedReader {
         calls.end(parts);
     }
 
-    /// After a mark that follows a key: the value, if it was the last one.
+    /// Handles a mark after a key; the last one is followed by the value.
     fn after_key(&mut self, tools: &Tools) -> Step {
         if let Place::AfterKey(key, n) = &self.place
             && *n == self.tags.key_after.len()
@@ -279,7 +280,7 @@ impl TaggedReader {
         Step::More
     }
 
-    /// Gives what is certain of a value. How it ends, if it does.
+    /// Emits the part of a value that is certain. Returns how the value ends, if it does.
     fn value(
         &mut self,
         parameter: &mut Parameter,
@@ -303,8 +304,8 @@ impl TaggedReader {
             }
             return ended;
         }
-        // One line end after the mark before the value belongs to that mark, and one before the mark
-        // after it.
+        // One line break after the mark before the value belongs to that mark, and one before the
+        // mark after the value to that one.
         let mut n_value = n_value;
         if !parameter.is_given {
             if parameter.text == "\n" || is_beginning(&parameter.text, self.tags.value_after) {
@@ -337,9 +338,9 @@ impl TaggedReader {
         ended
     }
 
-    /// How a value ends that no mark closes, since a model left it out: a line that begins another
-    /// parameter of the function, or the ends of the call and of all calls. And the bytes of the
-    /// value, as far as they are certain.
+    /// Finds the end of a value without a closing mark: a line that begins another parameter of the
+    /// function, or the end of the call or of all calls. Returns it with the number of bytes of the
+    /// value that are certain.
     fn unmarked_end(&self, text: &str, tools: &Tools) -> (Ended, usize) {
         let [after_key] = self.tags.key_after else { return (Ended::Not, text.len()) };
         if self.tags.end.is_empty() || self.close.is_empty() {
@@ -372,7 +373,7 @@ impl TaggedReader {
         (Ended::Not, text.len())
     }
 
-    /// How the arguments go on with this key.
+    /// JSON text that continues the arguments with this key.
     fn key(&mut self, key: &str) -> String {
         self.n_parameters += 1;
         let separator = if self.n_parameters == 1 { "{" } else { ", " };
@@ -380,18 +381,19 @@ impl TaggedReader {
     }
 }
 
-/// Whether a function may be called so.
+/// Returns true if a function may have this name.
 fn is_name(text: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
     text.len() <= MAX_NAME && text.chars().all(is_part)
 }
 
-/// Whether a text is the beginning of a mark, but not all of it.
+/// Returns true if a text begins a mark without completing it.
 fn is_beginning(text: &str, mark: &str) -> bool {
     text.len() < mark.len() && mark.starts_with(text)
 }
 
-/// How many bytes at the end of a value may belong to the mark after it, with the line end before it.
+/// Number of bytes at the end of a value that may belong to the mark after it, with the line break
+/// before it.
 fn held_back(text: &str, mark: &str) -> usize {
     let longest = (mark.len() - 1).min(text.len());
     let begins =

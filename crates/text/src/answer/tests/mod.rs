@@ -50,7 +50,7 @@ fn read(format: &AnswerFormat, prompt: &str, pieces: &[&str], tools: &[Value]) -
     collect(&parts)
 }
 
-/// The same in one piece, by characters, and cut anywhere.
+/// Reads in one piece, by characters, and cut at any place, which must agree.
 fn read_all_ways(format: &AnswerFormat, prompt: &str, text: &str, tools: &[Value]) -> Read {
     let whole = read(format, prompt, &[text], tools);
     let characters: Vec<String> = text.chars().map(String::from).collect();
@@ -63,7 +63,7 @@ fn read_all_ways(format: &AnswerFormat, prompt: &str, text: &str, tools: &[Value
     whole
 }
 
-/// What a template of the format has, by which it is found.
+/// The format by its name, detected from its evidence.
 fn named(name: &str) -> AnswerFormat {
     let format = FORMATS.iter().find(|format| format.name == name).unwrap_or(&GENERIC);
     let template = format!("{} <think>", format.evidence.join(" "));
@@ -292,7 +292,7 @@ fn calls_are_read_in_every_format() {
             "Ok",
             first,
         ),
-        // What models of a family write beside its own format.
+        // Calls that models of a family write in other formats than its own.
         ("llama3", "[get_weather(city='Paris', days=3), noop()]", "", both),
         ("llama3", "<function=get_weather>{\"city\": \"Paris\", \"days\": 3}</function>", "", first),
         (
@@ -307,7 +307,7 @@ fn calls_are_read_in_every_format() {
             "",
             first,
         ),
-        // Marks after values that were left out.
+        // Marks after values are missing.
         (
             "qwen-coder",
             "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
@@ -320,7 +320,7 @@ fn calls_are_read_in_every_format() {
             "",
             &[("get_weather", "{\"code\": \"a\\n<parameter=x>\\n</function>\\nb\"}")],
         ),
-        // A name between its marks is no call before a further mark comes.
+        // A name between its marks is a call only after a further mark.
         (
             "qwen-coder",
             "The <function=noop> and <tool_call> are marks.",
@@ -353,7 +353,7 @@ fn harmony_has_channels() {
         read_all_ways(&format, "<|start|>assistant", text, &tools()),
         ("Hm.".into(), "I look.".into(), calls)
     );
-    // The mark that ends the answer is its end token, and not seen.
+    // The mark at the end of the answer is its end token, which the parser does not see.
     let text = "<|channel|>final<|message|>Yes.";
     assert_eq!(read_all_ways(&format, "", text, &tools()), (String::new(), "Yes.".into(), vec![]));
 }
@@ -367,7 +367,7 @@ fn reasoning_is_told_from_content() {
     assert_eq!(all("", "<think>\nHm, a < b.\n</think>\n\nYes. "), both("Hm, a < b.", "Yes. "));
     assert_eq!(all("…<think>\n", "Hm.</think>Yes"), both("Hm.", "Yes"));
     assert_eq!(all("…<think>\n\n</think>\n\n", " Yes"), both("", " Yes"));
-    // Not ended, not begun, and spoken of.
+    // Reasoning that does not end, does not begin, or is only mentioned.
     assert_eq!(all("…<think>", "\nHm"), both("Hm", ""));
     assert_eq!(all("", "Yes <think> is a mark"), both("", "Yes <think> is a mark"));
     assert_eq!(all("", "<think></think>Yes</think>"), both("", "Yes</think>"));
@@ -396,7 +396,7 @@ fn what_is_no_call_stays_text() {
             "{text:?}"
         );
     }
-    // A call that the end of the answer cuts is as far as it came.
+    // A truncated call has the arguments that arrived.
     let (_, content, calls) =
         read_all_ways(&format, "", "<tool_call>{\"name\": \"noop\", \"arguments\": {\"a\": [1", &tools());
     assert_eq!((content.as_str(), calls), ("", vec![("noop".to_owned(), "{\"a\": [1".to_owned())]));
@@ -478,7 +478,7 @@ fn a_long_call_is_not_read_from_its_beginning_at_every_piece() {
         n_pieces += 1;
     }
     parser.finish(&mut parts);
-    // Each reading gives a part.
+    // Each reading emits a part.
     assert!(parts.len() < n_pieces / 30, "{} parts of {n_pieces} pieces", parts.len());
     assert_eq!(collect(&parts).2, [("get_weather".to_owned(), format!("{{\"city\": \"{text}\"}}"))]);
 }
