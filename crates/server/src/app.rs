@@ -420,7 +420,10 @@ impl App {
             }
             (Prompt::Tokens(tokens), None) => tokens,
             (Prompt::Pair { .. }, _) => {
-                return Err(ApiError::invalid("prompt", "found a pair of texts, which only reranking models accept"));
+                return Err(ApiError::invalid(
+                    "prompt",
+                    "found a pair of texts, which only reranking models accept",
+                ));
             }
             (Prompt::Text { text, parse_special }, None) => {
                 let tokens = self.tokenize(lease.id(), text, true, parse_special).await?;

@@ -3,8 +3,8 @@
 use crate::error::{ApiError, Result};
 use crate::warnings::Warnings;
 
-/// Runs work that waits for files or for the network on a thread that may block. Work that grows with a request
-/// belongs to [`Preparing`](crate::preparing::Preparing), which limits it.
+/// Runs work that waits for files or for the network on a thread that may block. Work that grows
+/// with a request belongs to [`Preparing`](crate::preparing::Preparing), which limits it.
 pub(crate) async fn blocking<T: Send + 'static>(
     run: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

@@ -41,11 +41,11 @@ pub(crate) struct Connections(Arc<ConnectionCounts>);
 
 struct ConnectionCounts {
     limits: ConnectionLimits,
-    open: Mutex<Open>,
+    open: Mutex<OpenConnections>,
 }
 
 #[derive(Default)]
-struct Open {
+struct OpenConnections {
     /// Connections by the client's address and port.
     connections: HashMap<SocketAddr, Connection>,
     by_address: HashMap<IpAddr, usize>,
@@ -71,7 +71,7 @@ fn network(address: SocketAddr) -> IpAddr {
     }
 }
 
-impl Open {
+impl OpenConnections {
     fn remove(&mut self, address: SocketAddr) {
         if self.connections.remove(&address).is_some() {
             let network = network(address);
@@ -124,9 +124,9 @@ impl Connections {
     }
 
     /// Counts a request as running until the result is dropped.
-    fn begin(&self, address: SocketAddr) -> Running {
+    fn begin(&self, address: SocketAddr) -> RunningRequest {
         self.count(address, |connection, _| connection.n_running += 1);
-        Running { connections: self.clone(), address }
+        RunningRequest { connections: self.clone(), address }
     }
 
     fn count(&self, address: SocketAddr, change: impl FnOnce(&mut Connection, u64)) {
@@ -169,12 +169,12 @@ impl Drop for ConnectionPlace {
 }
 
 /// A running request.
-struct Running {
+struct RunningRequest {
     connections: Connections,
     address: SocketAddr,
 }
 
-impl Drop for Running {
+impl Drop for RunningRequest {
     fn drop(&mut self) {
         self.connections.count(self.address, |connection, now| {
             connection.n_running = connection.n_running.saturating_sub(1);
@@ -256,7 +256,7 @@ pub(crate) async fn layer(State(connections): State<Connections>, request: Reque
 /// A response's body. The request counts as running until the body has been sent.
 struct Answered {
     body: Body,
-    _running: Running,
+    _running: RunningRequest,
 }
 
 impl HttpBody for Answered {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_ask_nothing_make_room() {
+    fn idle_connections_make_room() {
         let connections = Connections::new(ConnectionLimits { all: 3, by_address: 2 });
         let from = |ip: [u8; 4], port: u16| SocketAddr::from((ip, port));
         let (a, b) = ([10, 0, 0, 1], [10, 0, 0, 2]);

@@ -46,7 +46,7 @@ impl EmbedderWorker {
 }
 
 /// A request that is being computed.
-struct Open {
+struct OpenRequest {
     inputs: Vec<Vec<u32>>,
     /// Vectors of the inputs so far.
     vectors: Vec<Vec<f32>>,
@@ -55,9 +55,9 @@ struct Open {
     running: Running,
 }
 
-impl Open {
-    fn new((EmbedJob { inputs, done }, running): (EmbedJob, Running)) -> Open {
-        Open { inputs, vectors: Vec::new(), failed: None, done, running }
+impl OpenRequest {
+    fn new((EmbedJob { inputs, done }, running): (EmbedJob, Running)) -> OpenRequest {
+        OpenRequest { inputs, vectors: Vec::new(), failed: None, done, running }
     }
 
     /// The next inputs, with at most `most` tokens, but at least one input.
@@ -77,7 +77,7 @@ impl Open {
     }
 
     fn end(self) {
-        let Open { inputs, vectors, failed, done, running } = self;
+        let OpenRequest { inputs, vectors, failed, done, running } = self;
         // The slot must be free before the client can send its next request.
         drop(running);
         let n_tokens = inputs.iter().map(Vec::len).sum();
@@ -92,16 +92,16 @@ pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<EmbedJob>, stats: &Arc
     let of_steps = stats.clone();
     embedder.set_on_step(Box::new(move || of_steps.pulse.again()));
     stats.pulse.expect_rows(embedder.max_rows());
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<OpenRequest> = Vec::new();
     loop {
         if open.is_empty() {
             let Some(job) = jobs.recv() else { return };
-            open.push(Open::new(job));
+            open.push(OpenRequest::new(job));
         }
         while open.len() < MAX_OPEN
             && let Some(job) = jobs.try_recv()
         {
-            open.push(Open::new(job));
+            open.push(OpenRequest::new(job));
         }
         // Drop requests whose clients have disconnected.
         open.retain(|job| !job.done.is_closed());
@@ -109,15 +109,15 @@ pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<EmbedJob>, stats: &Arc
             let _beat = stats.pulse.begin();
             compute(&mut embedder, &mut open, stats);
         }
-        let (unfinished, finished) = open.into_iter().partition(Open::goes_on);
+        let (unfinished, finished) = open.into_iter().partition(OpenRequest::goes_on);
         open = unfinished;
-        finished.into_iter().for_each(Open::end);
+        finished.into_iter().for_each(OpenRequest::end);
     }
 }
 
 /// Computes the next part of each job in one batch. If that fails, each job runs alone, so that one
 /// cannot fail the others.
-fn compute(embedder: &mut Embedder, open: &mut [Open], stats: &Stats) {
+fn compute(embedder: &mut Embedder, open: &mut [OpenRequest], stats: &Stats) {
     let share = MAX_TOKENS / open.len().max(1);
     let parts: Vec<&[Vec<u32>]> = open.iter().map(|job| job.next(share)).collect();
     let all: Vec<&[u32]> = parts.iter().flat_map(|part| part.iter().map(Vec::as_slice)).collect();
@@ -139,8 +139,9 @@ fn compute(embedder: &mut Embedder, open: &mut [Open], stats: &Stats) {
                 }
             }
             // An invalid input is no failure of the device.
-            let is_ours =
-                |job: &Open| job.failed.as_ref().is_some_and(|error| error.kind == ErrorKind::Internal);
+            let is_ours = |job: &OpenRequest| {
+                job.failed.as_ref().is_some_and(|error| error.kind == ErrorKind::Internal)
+            };
             stats.failing.add(u64::from(open.iter().any(is_ours)));
         }
     }

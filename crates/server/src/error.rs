@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_are_not_told_where_files_are() {
+    fn clients_do_not_see_paths_of_files() {
         let error = ApiError::from(engine::Error::NoEmbeddings { file: "/home/a/b.gguf".into() });
         assert!(error.message.starts_with("b.gguf: "), "{}", error.message);
     }

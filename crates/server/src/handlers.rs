@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_be_large_is() {
+    fn bodies_of_unknown_length_are_large() {
         let of = |name, value: &str| is_large(&HeaderMap::from_iter([(name, value.parse().unwrap())]));
         assert!(!of(header::CONTENT_LENGTH, "65536") && of(header::CONTENT_LENGTH, "65537"));
         assert!(of(header::TRANSFER_ENCODING, "chunked") && !of(header::ACCEPT, "x"));

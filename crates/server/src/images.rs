@@ -29,8 +29,7 @@ pub(crate) fn part_of_url(at: &str, url: &Value) -> Result<Value> {
         Some((kind, data)) if kind.ends_with(";base64") => Ok(part(data)),
         _ => {
             let start: String = url.as_str().unwrap_or_default().chars().take(40).collect();
-            let expected =
-                "a URL with the image's data, data:image/png;base64,…; images are not downloaded";
+            let expected = "a URL with the image's data, data:image/png;base64,…; images are not downloaded";
             Err(ApiError::invalid(at, format!("`{at}` is {start:?}, expected {expected}")))
         }
     }
@@ -56,7 +55,9 @@ pub(crate) fn take(messages: &mut [Value], model: &Model, work: &Work) -> Result
             let at = format!("messages[{index}].content");
             let wrong = |message: String| ApiError::invalid(at.clone(), format!("`{at}`: {message}"));
             if pictures.len() == MAX_IMAGES {
-                return Err(wrong(format!("found more than {MAX_IMAGES} images, expected at most {MAX_IMAGES}")));
+                return Err(wrong(format!(
+                    "found more than {MAX_IMAGES} images, expected at most {MAX_IMAGES}"
+                )));
             }
             work.goes_on()?;
             let spec = match model.need_vision() {
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_urls_that_hold_the_image_are_taken() {
+    fn only_data_urls_are_accepted() {
         let found = part_of_url("u", &json!("data:image/png;base64,QUJD")).unwrap();
         assert_eq!(found, part("QUJD"));
         for url in [

@@ -117,7 +117,7 @@ pub(crate) fn check(body: &[u8]) -> Result<()> {
     let mut look = Look { error: None, path: String::new(), n_values: 0, n_objects: 0 };
     let mut json = serde_json::Deserializer::from_slice(body);
     // The parser reports text that is not JSON.
-    drop(At { look: &mut look, limit: Some(&BODY), of_list: None }.deserialize(&mut json));
+    drop(LimitedValue { look: &mut look, limit: Some(&BODY), of_list: None }.deserialize(&mut json));
     look.error.map_or(Ok(()), Err)
 }
 
@@ -154,7 +154,7 @@ impl Look {
 }
 
 /// A value at a path. Its result is the value's bytes.
-struct At<'a> {
+struct LimitedValue<'a> {
     look: &'a mut Look,
     /// Limit of this path; `None` if only those of its containers hold.
     limit: Option<&'static Limit>,
@@ -162,7 +162,7 @@ struct At<'a> {
     of_list: Option<&'static Limit>,
 }
 
-impl At<'_> {
+impl LimitedValue<'_> {
     fn count<E: de::Error>(&mut self) -> std::result::Result<usize, E> {
         self.look.n_values += 1;
         match self.look.n_values {
@@ -205,7 +205,7 @@ impl At<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for At<'_> {
+impl<'de> DeserializeSeed<'de> for LimitedValue<'_> {
     type Value = usize;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> std::result::Result<usize, D::Error> {
@@ -213,7 +213,7 @@ impl<'de> DeserializeSeed<'de> for At<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for At<'_> {
+impl<'de> Visitor<'de> for LimitedValue<'_> {
     type Value = usize;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -250,7 +250,7 @@ impl<'de> Visitor<'de> for At<'_> {
         let of_list = self.limit.or(self.of_list);
         for n in 1.. {
             self.look.path.push_str("[]");
-            let entry = At { look: self.look, limit: None, of_list };
+            let entry = LimitedValue { look: self.look, limit: None, of_list };
             let Some(more) = list.next_element_seed(entry)? else { break };
             self.look.path.truncate(len);
             bytes += more;
@@ -277,7 +277,7 @@ impl<'de> Visitor<'de> for At<'_> {
             };
             bytes += more;
             let limit = limit_of(&self.look.path);
-            bytes += object.next_value_seed(At { look: self.look, limit, of_list })?;
+            bytes += object.next_value_seed(LimitedValue { look: self.look, limit, of_list })?;
             self.look.path.truncate(len);
             self.add(n, bytes)?;
         }
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_a_limit_is_refused_by_its_key() {
+    fn values_above_a_limit_are_refused_by_key() {
         let long = "x".repeat(2000);
         for (body, key, words) in [
             (json!({ "stop": vec!["x"; 65] }), "stop", "more than 64 entries"),
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_send_passes() {
+    fn usual_requests_pass() {
         let properties: serde_json::Map<String, Value> = (0..500)
             .map(|n| (format!("stop{n}"), json!({ "type": "string", "enum": vec!["x"; 100] })))
             .collect();

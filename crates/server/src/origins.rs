@@ -206,7 +206,7 @@ mod tests {
     const HOST: (&str, &[u8]) = ("host", b"localhost:8080");
 
     #[test]
-    fn pages_of_other_sites_may_not_ask_unless_they_were_named() {
+    fn pages_of_other_sites_are_refused_unless_allowed() {
         for method in [Method::POST, Method::GET, Method::DELETE, Method::HEAD] {
             let from = |allowed: &[&str], origin: &str| {
                 let headers = [HOST, ("origin", origin.as_bytes())];
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_origin_is_refused() {
+    fn invalid_origins_are_refused() {
         for origin in ["a.org", "https://", "https://a.org/path", "https://*.a.org", ""] {
             assert!(Origins::new(&[origin.to_owned()]).unwrap_err().contains("expected SCHEME"), "{origin}");
         }

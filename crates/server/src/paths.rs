@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_of_files_are_told() {
+    fn messages_have_only_the_names_of_files() {
         let of = |text: &str| without_folders(text, ["/srv/my models".as_ref(), "lora".as_ref()]);
         for (text, expected) in [
             ("/root/.cache/m.gguf: no tensor", "m.gguf: no tensor"),

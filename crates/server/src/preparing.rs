@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_wait_than_may_and_work_learns_that_nobody_wants_it() {
+    async fn the_queue_is_bounded_and_work_learns_that_it_is_unwanted() {
         let preparing = Preparing::with(1);
         let turn = preparing.turn(0).await.unwrap();
         let mut waiting: Vec<_> = (0..MAX_WAITING).map(|_| Box::pin(preparing.turn(1))).collect();

@@ -124,7 +124,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn no_more_wait_than_may() {
+    fn the_queue_is_bounded() {
         let stats = Arc::new(Stats::default());
         let (sender, receiver) = queue(1, &stats);
         let figures = || (stats.waiting.get(), stats.running.get());

@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_that_is_named_is_called_once() {
+    fn a_named_function_is_called_once() {
         let named = ToolChoice::Function("f".into());
         for (tool_choice, may_repeat) in
             [(ToolChoice::Required, true), (ToolChoice::Auto, true), (named, false)]
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_must_come_needs_a_tool() {
+    fn a_required_call_needs_a_tool() {
         let tools = vec![serde_json::json!({ "type": "function", "function": { "name": "f" } })];
         let check = |tool_choice: ToolChoice, tools: &[Value]| {
             let request = ChatRequest { tool_choice, tools: tools.to_vec(), ..ChatRequest::default() };

@@ -190,7 +190,7 @@ mod tests {
         [("system", "a"), ("system", "b"), ("user", "c"), ("system", "d"), ("assistant", "e"), ("user", "f")];
 
     #[test]
-    fn what_the_template_takes_stays_as_it_is() {
+    fn messages_that_the_template_accepts_stay() {
         assert_eq!(adapted(CHATML, &AGENT), pairs(&AGENT));
     }
 

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_stuck_that_takes_far_longer_than_before() {
+    fn a_thread_that_takes_far_longer_than_before_is_stuck() {
         let pulse = Pulse::default();
         let most = Duration::from_millis(20);
         assert_eq!(pulse.stuck_after(most), None);

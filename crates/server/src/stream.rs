@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_not_read_comes_as_one_piece() {
+    async fn unread_output_comes_as_one_piece() {
         let channel = Channel::new(&caller(), 1, vec![CancelFlag::default(), CancelFlag::default()]);
         for text in ["a", "b", "c"] {
             channel.write(1, |piece| piece.text.push_str(text));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_that_was_not_read_is_where_it_began_and_where_it_is() {
+    fn unread_progress_has_its_first_and_last_report() {
         let mut piece = Piece::default();
         assert!(piece.is_empty());
         for n_done in [0, 10, 20, 30] {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_stays_as_it_ended() {
+    fn an_ended_choice_does_not_change() {
         let channel = Channel::new(&caller(), 1, vec![CancelFlag::default(), CancelFlag::default()]);
         let ended = Ended { reason: FinishReason::MaxTokens, timings: Timings::default(), seed: 0 };
         channel.write(0, |piece| piece.ended = Some(ended));

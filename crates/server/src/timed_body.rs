@@ -80,8 +80,7 @@ pub(crate) async fn layer(State(bodies): State<Bodies>, request: Request, next: 
     match held.is_refused.load(Ordering::Relaxed) {
         false => response,
         true => {
-            let message =
-                "request bodies have used up their memory; try again later";
+            let message = "request bodies have used up their memory; try again later";
             let retry_after = Some(Duration::from_secs(1));
             ApiError { retry_after, ..ApiError::new(ErrorKind::Overloaded, message) }.into_response()
         }
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_have_a_bound_together_and_by_key() {
+    fn bodies_are_limited_together_and_by_key() {
         let bodies = Bodies::default();
         let one = held(&bodies, 1);
         assert!(one.grow(MAX_HELD_EACH) && !one.grow(1) && one.is_refused.load(Ordering::Relaxed));

@@ -23,10 +23,7 @@ pub(crate) async fn answer_truncated(app: &App, caller: &Caller, request: ChatRe
         answered => return answered,
     };
     let Some((n_left_out, shorter)) = shortened(app, request).await? else { return Err(error) };
-    tracing::info!(
-        "{}: dropped {n_left_out} old messages that do not fit in the context",
-        caller.request_id
-    );
+    tracing::info!("{}: dropped {n_left_out} old messages that do not fit in the context", caller.request_id);
     app.chat(caller, shorter).await
 }
 

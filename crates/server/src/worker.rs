@@ -143,9 +143,7 @@ impl Thread {
         if catch_unwind(AssertUnwindSafe(|| self.work(&mut engine))).is_ok() {
             return;
         }
-        tracing::error!(
-            "the model's thread panicked; its requests fail, and the next one reloads the model"
-        );
+        tracing::error!("the model's thread panicked; its requests fail, and the next one reloads the model");
         for (channel, _) in self.readers.values() {
             channel.fail("the model's thread panicked; see the server's log");
         }

@@ -1,5 +1,6 @@
-//! Byte-pair encoding by a list of merges (Sennrich et al. 2016), over bytes as GPT-2 does it, or over
-//! characters with a fallback to byte tokens as SentencePiece vocabularies converted to merges do.
+//! Byte-pair encoding by a list of merges (Sennrich et al. 2016), over bytes as GPT-2 does it, or
+//! over characters with a fallback to byte tokens as SentencePiece vocabularies converted to merges
+//! do.
 
 use hashbrown::HashMap;
 use weights::Array;

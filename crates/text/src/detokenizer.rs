@@ -13,7 +13,7 @@ pub enum ShowSpecial {
     Nothing,
     /// All special tokens.
     All,
-    /// These token ids, in ascending order: special tokens that a parser of the text must see.
+    /// Special tokens by id, in ascending order, that a parser of the text must see.
     Only(Arc<[u32]>),
 }
 
@@ -94,7 +94,8 @@ impl Detokenizer {
                     let valid = rest.get(..error.valid_up_to()).unwrap_or_default();
                     self.text.push_str(std::str::from_utf8(valid).unwrap_or_default());
                     done += valid.len();
-                    let Some(invalid) = error.error_len() else { break }; // The character may still be completed.
+                    // The character may still be completed.
+                    let Some(invalid) = error.error_len() else { break };
                     self.text.push(char::REPLACEMENT_CHARACTER);
                     done += invalid;
                 }
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_marks_that_are_named_are_shown() {
+    fn only_selected_special_tokens_are_shown() {
         let only = ShowSpecial::Only([3, 7, 9].into());
         let shown = |show: &ShowSpecial| (0..10).filter(|id| show.shows(*id)).collect::<Vec<u32>>();
         assert_eq!(shown(&only), [3, 7, 9]);

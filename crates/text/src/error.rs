@@ -10,9 +10,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The file declares that it has no vocabulary, so the model accepts only token ids.
-    #[error(
-        "the file has no vocabulary (tokenizer.ggml.model is {found:?}); use token ids instead of text"
-    )]
+    #[error("the file has no vocabulary (tokenizer.ggml.model is {found:?}); use token ids instead of text")]
     NoVocabulary {
         /// Value of `tokenizer.ggml.model`, empty if the key is missing.
         found: String,

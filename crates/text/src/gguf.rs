@@ -133,8 +133,7 @@ fn rwkv(meta: &Metadata) -> Result<Tokenizer> {
 
 fn plamo2(meta: &Metadata) -> Result<Tokenizer> {
     let vocabulary = vocabulary(meta, Spelling::Plain)?;
-    let encoder =
-        Plamo2::new(&vocabulary, scores(meta, "the scores select the tokens of a text")?)?;
+    let encoder = Plamo2::new(&vocabulary, scores(meta, "the scores select the tokens of a text")?)?;
     let defaults = [existing(&vocabulary, 1), existing(&vocabulary, 2)];
     let declared = declared(meta, &vocabulary, false, false, defaults)?;
     Ok(Tokenizer::new(vocabulary, Encoder::Plamo2(encoder), declared))

@@ -407,7 +407,7 @@ fn vocabulary(
     Vocabulary::new("model.vocab", string_array(texts.into_iter())?, kinds, spelling)
 }
 
-/// How tokens spell bytes; true if `<0x0A>` is a byte; and true if a text's first space was added.
+/// The spelling of tokens; true if `<0x0A>` is a byte; and true if a text's first space was added.
 /// The decoder's steps determine them.
 fn spelling(decoder: &Value, pre_tokenizer: Option<&Value>) -> (Spelling, bool, bool) {
     let mut decoders = Vec::new();

@@ -16,12 +16,12 @@
 //!
 //! | file | stack |
 //! |---|---|
-//! | keys of a GGUF file, also within `.base`; a bare list of tokens | this crate: BPE, SentencePiece, WordPiece, Unigram, RWKV, PLaMo-2 |
+//! | keys of a GGUF file, also within `.base`; a bare list of tokens | this crate |
 //! | `tokenizer.json` of a Hugging Face folder, also within `.base` | the crate `tokenizers` |
 //!
-//! This crate has its own stack because GGUF stores only the tokens, their scores or merges, and
-//! the name of a pre-tokenizer. tokenizer.json describes its whole pipeline, which `tokenizers`
-//! runs as written.
+//! This crate implements BPE, SentencePiece, WordPiece, Unigram, RWKV and PLaMo-2. It has its own
+//! stack because GGUF stores only the tokens, their scores or merges, and the name of a
+//! pre-tokenizer. tokenizer.json describes its whole pipeline, which `tokenizers` runs as written.
 //!
 //! Vocabularies and templates come from untrusted files: whatever their content, the outcome is a
 //! result or an [`Error`], in bounded time. This crate deliberately knows no devices, and no model

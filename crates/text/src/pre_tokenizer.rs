@@ -26,10 +26,11 @@ pub(crate) struct Pass {
 pub(crate) enum Rule {
     /// None.
     Match,
-    /// `|\s+(?!\S)|\s+` follows: a run of spaces is a piece, without its last space if a word follows and the run is
-    /// longer than that.
+    /// `|\s+(?!\S)|\s+` follows: a run of spaces is a piece, without its last space if a word
+    /// follows and the run is longer than that.
     LeaveLastSpace,
-    /// `|\s{512}(?!\S)|\s{256}(?!\S)|…|\s{1,2}(?!\S)|\s` follows, with the powers of two from 512 to 4 between.
+    /// `|\s{512}(?!\S)|\s{256}(?!\S)|…|\s{1,2}(?!\S)|\s` follows, with the powers of two from 512
+    /// to 4 between.
     SpacesByPowers,
     /// The match is split into groups of three characters, from the right.
     Threes,

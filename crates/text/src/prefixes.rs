@@ -10,9 +10,9 @@ const MAX_TOKEN: usize = 4096;
 /// Comparison of tokens with text.
 #[derive(Clone, Copy)]
 pub(crate) enum By {
-    /// By the text in the file, in which U+2581 is a space.
+    /// Their text in the file, in which U+2581 is a space.
     Text,
-    /// By the bytes that tokens stand for.
+    /// The bytes that they stand for.
     Bytes,
 }
 
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_tokens_that_take_part_the_first_is_found() {
+    fn the_first_of_equal_selected_tokens_is_found() {
         let mut kinds = vec![Kind::Normal; 5];
         kinds[0] = Kind::Control;
         let vocabulary = vocabulary(&["ab", "a", "ab", "a", "ab"], kinds);

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_split_as_the_models_were_taught() {
+    fn words_are_split_as_in_training() {
         assert_eq!(pieces("gpt-2", "Hello  world's 42!"), ["Hello", " ", " world", "'s", " 42", "!"]);
         assert_eq!(pieces("gpt-2", "a\n\nb\tc  \n"), ["a", "\n", "\n", "b", "\t", "c", "  \n"]);
         assert_eq!(pieces("gpt-2", "   "), ["   "]);

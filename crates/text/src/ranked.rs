@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_tokens_the_first_is_learned() {
+    fn the_first_of_equal_tokens_is_used() {
         let mut tokens = tokens();
         tokens.push(b"in".to_vec());
         let tokenizer =

@@ -108,7 +108,7 @@ mod tests {
     use crate::vocabulary::{Spelling, string_array};
 
     #[test]
-    fn the_leftmost_longest_is_taken_and_control_tokens_only_if_asked() {
+    fn the_leftmost_longest_wins_and_control_tokens_are_optional() {
         use Kind::*;
         let tokens = ["<a>", "<a><b>", "\n", "\n\n", "x", "é>"];
         let kinds = vec![Control, Control, UserDefined, UserDefined, Normal, Control];

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cut_makes_no_difference() {
+    fn the_pieces_make_no_difference() {
         let cases: [(&[&str], &str, &str, Option<usize>); 9] = [
             (&["END"], "a EN ENDb", "a EN ", Some(0)),
             (&["END"], "EEN", "EEN", None),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_beginning_is_shown_at_once() {
+    fn text_that_begins_no_stop_string_is_released_at_once() {
         let mut matcher = StopStrings::new(Stops::new(&["</s>"]).unwrap());
         assert_eq!(matcher.push("Hello <"), Released { text: "Hello ", stop: None });
         assert_eq!(matcher.push("b>"), Released { text: "<b>", stop: None });
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_aside_does_not_stop_however_it_is_cut() {
+    fn asides_do_not_stop_whatever_the_pieces() {
         use crate::AnswerFormat;
         let tools = [serde_json::json!({ "type": "function", "function": { "name": "f" } })];
         let (hermes, llama3, mistral, harmony) = (

@@ -202,7 +202,8 @@ impl Tokenizer {
         String::from_utf8_lossy(self.vocabulary.bytes(id)).into_owned()
     }
 
-    /// The token of exactly this text, spelled as the vocabulary spells it (`Ġthe`, `▁the`, `<|im_end|>`).
+    /// The token of exactly this text, spelled as the vocabulary spells it (`Ġthe`, `▁the`,
+    /// `<|im_end|>`).
     pub fn token_id(&self, text: &str) -> Option<u32> {
         self.vocabulary.id(text)
     }

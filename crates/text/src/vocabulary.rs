@@ -294,7 +294,8 @@ fn spell(text: &str, kind: Kind, spelling: Spelling, out: &mut Vec<u8>) {
         (_, Spelling::ByteLevel) => byte_level::decode_into(text, out),
         (_, Spelling::Escaped) => escapes::unescape_into(text, out),
         (_, Spelling::SpaceMark) => {
-            let mut parts = text.split(SPACE_MARK_CHAR); // A search for one character is far quicker than for a text.
+            // A search for one character is far quicker than for a text.
+            let mut parts = text.split(SPACE_MARK_CHAR);
             out.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
             for part in parts {
                 out.push(b' ');
@@ -365,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_tokens_the_first_is_found_and_each_has_its_text() {
+    fn the_first_of_equal_tokens_is_found_and_each_has_its_text() {
         use Kind::*;
         let v = vocabulary(
             &["a", "▁b", "a", "▁b", "a", "c", "a"],
@@ -384,14 +385,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_kept() {
+    fn invalid_utf8_is_kept() {
         let tokens = Array::Str { bytes: Bytes::from_slice(b"a\xF0\x9F"), spans: vec![(0, 1), (1, 2)] };
         let v = Vocabulary::new("tokens", tokens, vec![Kind::Normal; 2], Spelling::ByteLevel).unwrap();
         assert_eq!((v.bytes(1), v.text(1), v.longest()), (&b"\xF0\x9F"[..], "", 2));
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_value() {
         assert!(vocabulary(&[], &[], Spelling::Plain).is_err());
         assert!(vocabulary(&["a"], &[], Spelling::Plain).is_err());
         let outside = Array::Str { bytes: Bytes::from_slice(b"a"), spans: vec![(0, u32::MAX)] };

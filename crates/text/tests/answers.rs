@@ -195,7 +195,7 @@ const CASES: [Case; 12] = [
 ];
 
 #[test]
-fn grammars_take_the_calls_of_their_format_and_no_others() {
+fn grammars_accept_the_calls_of_their_format_and_no_others() {
     for (name, evidence, marks, one, two, wrong) in CASES {
         let (format, tokenizer) = (AnswerFormat::detect(evidence), tokenizer(marks));
         assert_eq!(format.name(), name);
@@ -342,7 +342,7 @@ fn calls_go_through_real_templates_and_back() {
 }
 
 #[test]
-fn a_tool_without_parameters_takes_no_arguments() {
+fn a_tool_without_parameters_accepts_no_arguments() {
     let (format, tokenizer) = (AnswerFormat::detect("<tool_call>"), tokenizer(&[]));
     let tools = [json!({ "type": "function", "function": { "name": "ping" } })];
     let forced = format.grammar(&tools, CallChoice::Required, true, None, "", &tokenizer).unwrap().grammar;
@@ -372,7 +372,7 @@ fn a_schema_that_cannot_be_enforced_frees_its_own_tool_alone() {
 }
 
 #[test]
-fn guesses_are_taken_back_within_and_before_calls() {
+fn draft_tokens_are_rolled_back_within_and_before_calls() {
     let (format, tokenizer) = (AnswerFormat::detect("<tool_call>"), Arc::new(tokenizer(&[])));
     let mut guard = guard(&format, &tools(), true, &tokenizer);
     let encode = |text: &str| tokenizer.encode(text, Specials::Parse).unwrap();
@@ -414,7 +414,7 @@ fn a_vocabulary_with_marks_of_reasoning_is_enough_for_it() {
 
 /// Whichever allowed tokens a model chooses, there is a way to continue.
 #[test]
-fn no_choice_leads_where_nothing_follows() {
+fn no_allowed_choice_is_a_dead_end() {
     let mut state = 1_u64;
     let mut roll = |n: usize| {
         state ^= state << 13;
@@ -488,7 +488,7 @@ fn only_known_functions_are_called_after_a_mark_that_names_follow() {
 }
 
 #[test]
-fn a_call_of_gpt_oss_that_must_come_has_its_recipient_on_either_side() {
+fn a_required_call_of_gpt_oss_has_its_recipient_on_either_side() {
     let marks = ["<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"];
     let (format, tokenizer) = (AnswerFormat::detect("<|channel|> <|message|>"), tokenizer(&marks));
     let forced = format.grammar(&tools(), CallChoice::Required, true, None, "", &tokenizer).unwrap().grammar;

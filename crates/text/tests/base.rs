@@ -22,7 +22,7 @@ fn metadata(entries: &[(&str, &str)]) -> Metadata {
 }
 
 #[test]
-fn every_way_of_keeping_the_files_gives_the_same_tokenizer() {
+fn every_way_of_storing_the_files_gives_the_same_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in
         [("tokenizer.json", TOKENIZER), ("tokenizer_config.json", CONFIG), ("chat_template.jinja", TEMPLATE)]

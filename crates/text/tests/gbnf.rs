@@ -31,7 +31,7 @@ number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
 ws ::= | " " | "\n" [ \t]{0,20}"##;
 
 #[test]
-fn grammars_take_their_texts_and_no_others() {
+fn grammars_accept_their_texts_and_no_others() {
     let tokenizer = tokenizer();
     let compiler = compiler(&tokenizer);
     for (grammar, good, bad) in [
@@ -67,7 +67,7 @@ fn grammars_take_their_texts_and_no_others() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_place() {
+fn errors_name_the_place() {
     let compiler = compiler(&tokenizer());
     for (grammar, expected) in [
         ("root ::= \"a\"\nb = \"c\"", "line 2, column 3"),

@@ -42,8 +42,8 @@ fn allowed(matcher: &mut Matcher, n_vocab: usize) -> Vec<u32> {
     (0..n_vocab as u32).filter(|t| words[*t as usize / 32] >> (t % 32) & 1 == 1).collect()
 }
 
-/// At each position of each choice, a token is allowed if a choice continues with its bytes, and an
-/// end token if a choice is complete.
+/// At each position of each choice, a token is allowed if a choice continues with its bytes. An end
+/// token is allowed if a choice is complete.
 #[test]
 fn masks_of_choices_are_those_of_every_token_tried() {
     let tokenizer = tokenizer();
@@ -80,7 +80,7 @@ fn masks_of_choices_are_those_of_every_token_tried() {
 }
 
 #[test]
-fn what_cannot_be_compiled_is_an_error() {
+fn invalid_grammars_are_errors() {
     let compiler = compiler(&tokenizer());
     for grammar in [
         Grammar::JsonSchema(json!({ "type": "nonsense" })),
@@ -114,7 +114,7 @@ fn white_space_in_json_ends() {
 
 /// A schema must not weaken its own enforcement.
 #[test]
-fn a_schema_cannot_ask_for_its_keys_to_be_ignored() {
+fn a_schema_cannot_weaken_its_enforcement() {
     let compiler = compiler(&tokenizer());
     for option in ["lenient", "coerce_one_of"] {
         let schema = json!({ "type": "object", "x-guidance": { option: true } });
@@ -155,7 +155,7 @@ fn hostile_grammars_end_within_limits() {
 }
 
 #[test]
-fn what_the_vocabulary_cannot_spell_has_no_token() {
+fn text_that_the_vocabulary_cannot_spell_has_no_token() {
     let tokenizer = tokenizer();
     let n_vocab = tokenizer.n_tokens() + N_PADDING;
     // No token has the bytes of é.
@@ -166,7 +166,7 @@ fn what_the_vocabulary_cannot_spell_has_no_token() {
 }
 
 #[test]
-fn a_structural_tag_holds_what_follows_its_trigger() {
+fn a_structural_tag_enforces_the_text_after_its_trigger() {
     let tokenizer = tokenizer();
     let tag = json!({
         "triggers": ["<f="],

@@ -121,7 +121,7 @@ fn word_piece_and_unigram() {
 }
 
 #[test]
-fn the_files_beside_it_say_how_it_is_used() {
+fn the_files_beside_it_have_its_settings() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, json: Value| std::fs::write(dir.path().join(name), json.to_string()).unwrap();
     assert!(Tokenizer::from_folder(dir.path()).unwrap().is_none());
@@ -151,7 +151,7 @@ fn the_files_beside_it_say_how_it_is_used() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_name_the_cause() {
     let check = |mut json: Value, pointer: &str, value: Value, parts: &[&str]| {
         *json.pointer_mut(pointer).unwrap() = value;
         let got = load(&json).unwrap_err().to_string();
@@ -329,7 +329,7 @@ fn a_folder_is_exported_with_the_files_beside_it() {
 }
 
 #[test]
-fn what_gguf_has_no_words_for_is_said() {
+fn features_that_gguf_cannot_express_are_errors() {
     let check = |mut json: Value, pointer: &str, value: Value, parts: &[&str]| {
         *json.pointer_mut(pointer).unwrap() = value;
         let got = export(&json, &json!({}), 300).unwrap_err().to_string();

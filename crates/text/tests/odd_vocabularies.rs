@@ -39,7 +39,7 @@ fn scored(model: &'static str) -> Entries {
     ]
 }
 
-/// These tokens with merges.
+/// The tokens above with merges.
 fn merged(merges: &[&str]) -> Entries {
     let mut entries = scored("gpt2");
     entries.retain(|(key, _)| *key != "scores");
@@ -56,7 +56,7 @@ fn encode(t: &Tokenizer, s: &str) -> Vec<u32> {
 }
 
 #[test]
-fn of_equal_tokens_the_first_is_encoded_and_each_decodes() {
+fn the_first_of_equal_tokens_is_encoded_and_each_decodes() {
     let mut word_piece = scored("bert");
     word_piece.retain(|(key, _)| *key != "tokens");
     let spelled = TOKENS.map(|token| if token == "b" { "▁b" } else { token });
@@ -81,7 +81,7 @@ fn of_equal_tokens_the_first_is_encoded_and_each_decodes() {
 }
 
 #[test]
-fn a_mark_that_is_there_twice_is_one_mark_and_ends_an_answer_whichever_comes() {
+fn a_repeated_mark_is_one_mark_and_either_token_ends_an_answer() {
     let tokens = ["a", "<|im_end|>", "<|im_end|>", "b", "<|im_end|>", "<|im_start|>", "<|im_start|>"];
     let entries = vec![
         ("model", text("gpt2")),
@@ -121,7 +121,7 @@ fn lists_of_other_lengths_than_that_of_the_tokens_are_read_as_far_as_they_go() {
 }
 
 #[test]
-fn merges_of_what_is_no_token_make_symbols_that_end_as_bytes() {
+fn merges_of_texts_without_tokens_make_symbols_that_become_bytes() {
     let merged = |merges: &[&str]| {
         let entries = vec![
             ("model", text("gpt2")),
@@ -141,7 +141,7 @@ fn merges_of_what_is_no_token_make_symbols_that_end_as_bytes() {
 }
 
 #[test]
-fn declared_ids_that_no_token_has_are_not_declared() {
+fn declared_ids_without_a_token_are_ignored() {
     let odd = [Value::Int(13), Value::Int(-1), Value::Int(1 << 40), Value::Int(u32::MAX.into())];
     for value in odd {
         let t = Tokenizer::from_gguf(&changed(scored("llama"), "eos_token_id", Some(value.clone()))).unwrap();
@@ -162,7 +162,7 @@ fn several_ends_are_a_list() {
 }
 
 #[test]
-fn bytes_that_are_no_text_and_empty_tokens_are_decoded() {
+fn invalid_utf8_and_empty_tokens_are_decoded() {
     let tokens: [&[u8]; 5] = [b"a", b"\xC3", b"\xA9b", b"", b""];
     let entries =
         vec![("model", text("gpt2")), ("tokens", strings(&tokens)), ("merges", strings::<&str>(&[]))];
@@ -191,7 +191,7 @@ fn from_json(json: &Json) -> Result<Tokenizer, Error> {
 }
 
 #[test]
-fn added_tokens_may_be_there_twice_or_be_tokens_already_or_be_empty() {
+fn added_tokens_may_be_repeated_known_or_empty() {
     let mut json = bpe_json();
     json["added_tokens"] = json!([
         added(2, "ab"),
@@ -221,7 +221,7 @@ fn a_vocabulary_may_have_holes_and_two_texts_for_an_id() {
 }
 
 #[test]
-fn a_unigram_file_may_repeat_pieces_and_know_no_unknown() {
+fn a_unigram_file_may_repeat_pieces_and_lack_an_unknown_token() {
     let file = |unknown: Json| {
         json!({
             "version": "1.0", "added_tokens": [],

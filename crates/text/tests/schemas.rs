@@ -112,7 +112,7 @@ impl Bench {
 }
 
 #[test]
-fn every_schema_of_the_corpus_is_taken_and_all_that_it_lets_through_is_valid() {
+fn every_schema_of_the_corpus_compiles_and_allows_valid_texts_only() {
     let bench = Bench::new();
     let (mut n_walks, mut n_endless) = (0, 0);
     let (mut unenforced, mut wrong) = (Vec::new(), Vec::new());
@@ -332,7 +332,7 @@ fn objects_that_list_properties_have_no_others() {
 }
 
 #[test]
-fn references_lead_wherever_schemas_may_stand() {
+fn references_may_point_to_any_schema() {
     let hello: &[&str] = &["\"x\""];
     let number: &[&str] = &["1"];
     let string = json!({ "type": "string" });
@@ -464,7 +464,7 @@ fn decimals_of_pydantic_are_held_to_their_digits() {
 }
 
 #[test]
-fn what_is_not_enforced_is_named() {
+fn unenforced_keys_are_named() {
     for (schema, key) in [
         (json!({ "type": "array", "items": { "type": "string" }, "uniqueItems": true }), "uniqueItems at #"),
         (
@@ -482,7 +482,7 @@ fn what_is_not_enforced_is_named() {
 }
 
 #[test]
-fn what_is_no_schema_is_an_error_that_names_the_key() {
+fn an_invalid_schema_is_an_error_that_names_the_key() {
     for (schema, words) in [
         (json!({ "type": "nonsense" }), &["type at #", "\"nonsense\"", "array"][..]),
         (json!({ "properties": { "a": { "minLength": -1 } } }), &["minLength at #/properties/a", "-1"]),
@@ -500,7 +500,7 @@ fn what_is_no_schema_is_an_error_that_names_the_key() {
     ] {
         let error = prepare_schema(&schema, &SchemaOptions::default()).unwrap_err().to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
-        // Such a tool does not affect the others.
+        // A tool with this schema does not affect other tools.
         let tool = prepare_tool(&schema, &SchemaOptions::default()).unwrap();
         assert_eq!(tool.unenforced.len(), 1, "{tool:?}");
     }
@@ -511,7 +511,7 @@ fn what_is_no_schema_is_an_error_that_names_the_key() {
 
 /// As a part of another grammar it accepts the same texts.
 #[test]
-fn a_prepared_schema_stands_within_a_grammar() {
+fn a_prepared_schema_may_be_part_of_a_grammar() {
     let bench = Bench::new();
     let one = prepared(
         &json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"] }),
@@ -531,7 +531,7 @@ fn a_prepared_schema_stands_within_a_grammar() {
 }
 
 #[test]
-fn properties_come_in_any_order_where_that_is_asked_for() {
+fn properties_come_in_any_order_if_requested() {
     let bench = Bench::new();
     let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" }, "b": { "type": "object", "properties":
         { "x": {}, "y": {} } }, "c": { "type": "null" } }, "required": ["a", "c"] });

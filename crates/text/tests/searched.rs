@@ -141,7 +141,7 @@ fn rwkv() -> Entries {
 }
 
 #[test]
-fn rwkv_takes_the_longest_token() {
+fn rwkv_uses_the_longest_token() {
     let meta = metadata(rwkv());
     assert_eq!(encode(&meta, "hello\nhe漢é\\'x wlo"), [4, 1, 3, 6, 7, 8, 9, 10, 0, 5, 11, 12]);
     assert_eq!(encode(&meta, "hex"), [3, 0]);
@@ -216,7 +216,7 @@ fn words_without_their_spaces_are_merged_by_characters() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_name_the_cause() {
     let check = |entries: Entries, key: &'static str, value: Option<Value>, parts: &[&str]| {
         let got = Tokenizer::from_gguf(&changed(entries, key, value)).unwrap_err().to_string();
         assert!(parts.iter().all(|part| got.contains(part)), "{got:?} does not say {parts:?}");

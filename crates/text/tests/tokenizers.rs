@@ -88,7 +88,7 @@ fn byte_level_merges_by_rank_within_words() {
 }
 
 #[test]
-fn control_tokens_are_parsed_or_literal_as_asked() {
+fn control_tokens_are_parsed_or_literal() {
     let t = Tokenizer::from_gguf(&metadata(byte_level())).unwrap();
     assert_eq!(t.encode("he<|im_start|>hello", Specials::Parse).unwrap(), [10, 1, 13]);
     let literal = t.encode("he<|im_start|>hello", Specials::Literal).unwrap();
@@ -180,7 +180,7 @@ fn sentence_piece_merges_by_score_and_falls_back_to_bytes() {
 }
 
 #[test]
-fn the_space_put_before_a_text_is_taken_off_again() {
+fn the_space_put_before_a_text_is_removed_again() {
     let t = Tokenizer::from_gguf(&metadata(sentence_piece())).unwrap();
     assert_eq!(t.encode("a", Specials::Parse).unwrap(), [11]);
     assert_eq!(t.encode("<s>a<s>", Specials::Parse).unwrap(), [1, 11, 1]);
@@ -223,7 +223,7 @@ fn word_piece() -> Vec<(&'static str, Value)> {
 }
 
 #[test]
-fn word_piece_takes_the_longest_and_knows_the_unknown() {
+fn word_piece_uses_the_longest_token_or_the_unknown_one() {
     let t = Tokenizer::from_gguf(&metadata(word_piece())).unwrap();
     let encode = |s: &str| t.encode(s, Specials::Parse).unwrap();
     assert_eq!(encode("Unaffable, YOUR café"), [4, 5, 6, 7, 9, 10, 8]);
@@ -257,7 +257,7 @@ fn tokens_that_end_an_answer_are_known_by_name_as_well() {
 }
 
 #[test]
-fn spaces_behind_a_mark_are_swallowed_where_the_model_swallowed_them() {
+fn spaces_after_a_mark_are_absorbed_if_the_model_absorbed_them() {
     let mut entries = sentence_piece();
     entries.push(("add_space_prefix", Value::Bool(false)));
     let plain = Tokenizer::from_gguf(&metadata(entries.clone())).unwrap();
@@ -273,7 +273,7 @@ fn error(entries: Vec<(&'static str, Value)>, key: &'static str, value: Option<V
 }
 
 #[test]
-fn what_is_wrong_with_a_vocabulary_is_said() {
+fn errors_of_a_vocabulary_are_named() {
     let ints = |v: &[i64]| Some(Value::Array(Array::Int(v.to_vec())));
     let floats = |v: &[f32]| Some(Value::Array(Array::Float(v.to_vec())));
     let list = |v: &[&str]| Some(strings(v));
@@ -371,7 +371,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_encoded_decodes_to_itself(s in "\\PC{0,40}[ \n\t]{0,3}\\PC{0,40}") {
+    fn encoded_text_decodes_to_itself(s in "\\PC{0,40}[ \n\t]{0,3}\\PC{0,40}") {
         let t = all_bytes();
         let ids = t.encode(&s, Specials::Parse).unwrap();
         prop_assert_eq!(t.decode(&ids, false), s);

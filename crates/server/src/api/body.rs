@@ -26,8 +26,7 @@ where
         let bytes =
             Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
                 axum::http::StatusCode::PAYLOAD_TOO_LARGE => {
-                    let message =
-                        format!("the body is too long, expected at most {MAX_BODY} bytes");
+                    let message = format!("the body is too long, expected at most {MAX_BODY} bytes");
                     ApiError::new(ErrorKind::TooLarge, message)
                 }
                 _ => ApiError::new(ErrorKind::Invalid, rejection.body_text()),
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn no_type_of_ours_is_named() {
+    fn errors_name_no_rust_types() {
         #[derive(Debug, serde::Deserialize)]
         #[allow(dead_code)]
         struct Kinds {

@@ -71,16 +71,16 @@ fn exposition(models: &[(String, Arc<Stats>)]) -> String {
     type Number = fn(&Stats) -> &Gauge;
     type Times = fn(&Stats) -> &Histogram;
     let numbers: [(&str, &str, &str, Number); 9] = [
-        ("ingle_requests_running", "gauge", "Running sequences, or requests being computed.", |s| {
-            &s.running
-        }),
+        ("ingle_requests_running", "gauge", "Running sequences, or requests being computed.", |s| &s.running),
         ("ingle_requests_waiting", "gauge", "Waiting sequences or requests.", |s| &s.waiting),
         ("ingle_requests_parked", "gauge", "Sequences that wait for memory to continue.", |s| &s.parked),
         ("ingle_steps_failing", "gauge", "Number of successive failed steps.", |s| &s.failing),
         ("ingle_kv_bytes_used", "gauge", "Bytes of KV pages in use.", |s| &s.kv_bytes_used),
         ("ingle_kv_bytes_budget", "gauge", "Most bytes of KV pages.", |s| &s.kv_bytes_budget),
         ("ingle_tokens_computed_total", "counter", "Prompt tokens computed.", |s| &s.tokens_computed),
-        ("ingle_tokens_cached_total", "counter", "Prompt tokens found in the prefix cache.", |s| &s.tokens_cached),
+        ("ingle_tokens_cached_total", "counter", "Prompt tokens found in the prefix cache.", |s| {
+            &s.tokens_cached
+        }),
         ("ingle_tokens_generated_total", "counter", "Tokens chosen.", |s| &s.tokens_generated),
     ];
     let times: [(&str, &str, Times); 3] = [
@@ -121,19 +121,15 @@ fn exposition(models: &[(String, Arc<Stats>)]) -> String {
 fn of_memory(memories: &[MemoryStatus]) -> String {
     type Bytes = fn(&MemoryStatus) -> u64;
     let numbers: [(&str, &str, Bytes); 9] = [
-        ("ingle_memory_budget_bytes", "Most bytes of the pages and caches of all models.", |m| {
-            m.budget
-        }),
+        ("ingle_memory_budget_bytes", "Most bytes of the pages and caches of all models.", |m| m.budget),
         ("ingle_memory_held_bytes", "Bytes of the pages and caches of all models.", |m| m.held),
         ("ingle_memory_fixed_bytes", "Weights and activations of all models, as planned.", |m| m.fixed),
         ("ingle_memory_free_bytes", "Free memory at the last reading.", |m| m.reading.free),
         ("ingle_memory_reserve_bytes", "Memory left for other programs.", |m| m.reserve),
         ("ingle_memory_growth_bytes_per_second", "Memory of running sequences.", |m| m.growth),
-        (
-            "ingle_memory_booked_bytes",
-            "Memory committed to the oldest sequences and not used yet.",
-            |m| m.booked,
-        ),
+        ("ingle_memory_booked_bytes", "Memory committed to the oldest sequences and not used yet.", |m| {
+            m.booked
+        }),
         ("ingle_memory_floor_bytes", "Memory in use by the oldest sequences.", |m| m.floor),
         ("ingle_memory_resident_bytes", "Memory of the process that no file backs.", |m| {
             m.reading.resident.unwrap_or(0)

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_version_that_lacks_is_added() {
+    async fn a_missing_version_is_added() {
         for (given, path) in [
             ("/messages?beta=true", "/v1/messages?beta=true"),
             ("/models/a/b", "/v1/models/a/b"),

@@ -22,9 +22,9 @@ pub fn router() -> Router<App> {
 
 /// The first loaded model that generates text, with its id.
 fn first(app: &App) -> Option<(String, TextStatus)> {
-    app.models().into_iter().find_map(|status| match status.loaded {
-        Some(LoadedStatus::Text(text)) => Some((status.id, text)),
-        _ => None,
+    app.models().into_iter().find_map(|status| {
+        let Some(LoadedStatus::Text(text)) = status.loaded else { return None };
+        Some((status.id, text))
     })
 }
 

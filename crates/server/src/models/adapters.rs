@@ -56,10 +56,11 @@ impl Models {
         } else {
             self.adapter_owners.lock().unwrap_or_else(PoisonError::into_inner).insert(name, tenant());
         }
-        changed.map_err(|error| match error.kind {
-            // The files are missing or do not fit the model.
-            ErrorKind::Internal => ApiError::invalid("lora_path", error.message),
-            _ => error,
+        // The files are missing or do not fit the model.
+        let of_files = |error: &ApiError| error.kind == ErrorKind::Internal;
+        changed.map_err(|error| match of_files(&error) {
+            true => ApiError::invalid("lora_path", error.message),
+            false => error,
         })
     }
 

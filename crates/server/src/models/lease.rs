@@ -69,18 +69,18 @@ impl Lease {
         match &self.model {
             Model::Speech(model) => Ok(model),
             Model::Text(_) | Model::Embedder(_) => {
-                let message =
-                    format!("the model `{}` does not transcribe speech; expected a speech model such as Whisper", self.id());
+                let message = format!(
+                    "the model `{}` does not transcribe speech; expected a speech model such as Whisper",
+                    self.id()
+                );
                 Err(ApiError::invalid("model", message))
             }
         }
     }
 
     fn only_speech(&self) -> ApiError {
-        let message = format!(
-            "the model `{}` only transcribes speech; use /v1/audio/transcriptions",
-            self.id()
-        );
+        let message =
+            format!("the model `{}` only transcribes speech; use /v1/audio/transcriptions", self.id());
         ApiError::invalid("model", message)
     }
 }

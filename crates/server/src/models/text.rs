@@ -173,7 +173,10 @@ impl TextModel {
     pub(crate) fn around_gap(&self, gap: &Gap) -> Result<(Vec<u32>, Vec<u32>)> {
         let tokenizer = &self.facts.tokenizer;
         let tokens = tokenizer.fill_in_middle().ok_or_else(|| {
-            let message = format!("the model `{}` has no fill-in-the-middle tokens, so it does not support `suffix`", self.id);
+            let message = format!(
+                "the model `{}` has no fill-in-the-middle tokens, so it does not support `suffix`",
+                self.id
+            );
             ApiError::invalid("suffix", message)
         })?;
         let n_bytes = gap.before.len() + gap.after.len();

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_have_no_inline_handlers_and_ask_no_other_host() {
+    fn pages_have_no_inline_handlers_and_load_from_no_other_host() {
         for (page, n_blocks) in [(&*CHAT, 7), (&*STATUS, 4)] {
             assert_eq!(page.policy.matches("'sha256-").count(), n_blocks, "each style and each script");
             let html = std::str::from_utf8(&page.html).unwrap();

@@ -163,11 +163,12 @@ impl Calls {
         }
         self.n_arguments += text.len();
         let last = self.n.saturating_sub(1);
-        match parts.last_mut() {
-            Some(AnswerPart::CallArguments { index, text: before }) if *index == last => {
-                before.push_str(text);
-            }
-            _ => parts.push(AnswerPart::CallArguments { index: last, text: text.to_owned() }),
+        if let Some(AnswerPart::CallArguments { index, text: before }) = parts.last_mut()
+            && *index == last
+        {
+            before.push_str(text);
+        } else {
+            parts.push(AnswerPart::CallArguments { index: last, text: text.to_owned() });
         }
     }
 

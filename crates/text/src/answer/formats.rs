@@ -77,6 +77,13 @@ pub(super) struct Tags {
     pub(super) end: &'static str,
 }
 
+impl CallFormat {
+    /// Returns true for the channels of gpt-oss, which have no marks around calls or reasoning.
+    pub(super) fn is_harmony(&self) -> bool {
+        matches!(self.syntax, Syntax::Harmony)
+    }
+}
+
 /// Marks around the reasoning before an answer.
 #[derive(Debug)]
 pub(super) struct Reasoning {

@@ -18,14 +18,14 @@ pub struct CallGuard {
     call: Option<Matcher>,
     /// True if more than one call is allowed.
     parallel: bool,
-    place: Place,
+    place: GuardPlace,
     /// The state before draft tokens, and the tokens accepted since.
-    before: Option<(Box<Place>, Vec<u32>)>,
+    before: Option<(Box<GuardPlace>, Vec<u32>)>,
 }
 
 /// Position in the answer.
 #[derive(Clone)]
-struct Place {
+struct GuardPlace {
     parser: AnswerParser,
     detokenizer: Detokenizer,
     /// Matcher of the current call.
@@ -94,7 +94,7 @@ impl AnswerFormat {
             tokenizer: tokenizer.clone(),
             call: held.matcher,
             parallel,
-            place: Place {
+            place: GuardPlace {
                 parser: self.parser(prompt, tools),
                 detokenizer: Detokenizer::new(tokenizer, shown),
                 matcher: None,
@@ -104,7 +104,7 @@ impl AnswerFormat {
         })
     }
 
-    /// The same tools, in which schemas that cannot be compiled are replaced by any object.
+    /// Returns the tools, in which schemas that cannot be compiled are replaced by any object.
     pub fn loosened(
         &self,
         tools: &[Value],
@@ -226,7 +226,7 @@ impl CallGuard {
             Some(matcher) => matcher.n_valid(tokens),
             None => tokens.len(),
         };
-        let before = Place { matcher: None, ..self.place.clone() };
+        let before = GuardPlace { matcher: None, ..self.place.clone() };
         let mut ahead = CallGuard {
             tokenizer: self.tokenizer.clone(),
             call: None,

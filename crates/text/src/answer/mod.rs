@@ -80,9 +80,9 @@ impl AnswerFormat {
     pub fn detect(template: &str) -> AnswerFormat {
         let has = |text: &&str| template.contains(text);
         let calls = FORMATS.iter().find(|format| format.evidence.iter().all(has)).unwrap_or(&GENERIC);
-        let reasoning = match calls.syntax {
-            Syntax::Harmony => None,
-            _ => REASONINGS.iter().find(|reasoning| template.contains(reasoning.open)),
+        let reasoning = match calls.is_harmony() {
+            true => None,
+            false => REASONINGS.iter().find(|reasoning| template.contains(reasoning.open)),
         };
         AnswerFormat { calls, reasoning, is_reasoning_told: reasoning.is_some() }
     }

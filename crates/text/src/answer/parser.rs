@@ -1,7 +1,7 @@
 //! The parser of an answer while it is generated.
 
 use super::calls::{Calls, Step, Tools};
-use super::formats::{CallFormat, Reasoning, Syntax};
+use super::formats::{CallFormat, Reasoning};
 use super::harmony::{self, Channel};
 use super::json::{JsonScan, Scan};
 use super::readers::CallReader;
@@ -81,13 +81,13 @@ impl AnswerParser {
         is_thinking: bool,
         prompt: &str,
     ) -> AnswerParser {
-        let state = match format.syntax {
-            Syntax::Harmony => match harmony::channel_of_prompt(prompt) {
+        let state = match (format.is_harmony(), is_thinking) {
+            (true, _) => match harmony::channel_of_prompt(prompt) {
                 Some(channel) => State::Message(channel, JsonScan::default()),
                 None => State::Header,
             },
-            _ if is_thinking => State::Reasoning,
-            _ => State::Content,
+            (false, true) => State::Reasoning,
+            (false, false) => State::Content,
         };
         AnswerParser {
             format,
@@ -412,18 +412,20 @@ impl AnswerParser {
     fn content(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
         if let Some(text) = self.trimmed(text) {
             self.has_content = true;
-            match parts.last_mut() {
-                Some(AnswerPart::Content(last)) => last.push_str(&text),
-                _ => parts.push(AnswerPart::Content(text)),
+            if let Some(AnswerPart::Content(last)) = parts.last_mut() {
+                last.push_str(&text);
+            } else {
+                parts.push(AnswerPart::Content(text));
             }
         }
     }
 
     fn thought(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
         if let Some(text) = self.trimmed(text) {
-            match parts.last_mut() {
-                Some(AnswerPart::Reasoning(last)) => last.push_str(&text),
-                _ => parts.push(AnswerPart::Reasoning(text)),
+            if let Some(AnswerPart::Reasoning(last)) = parts.last_mut() {
+                last.push_str(&text);
+            } else {
+                parts.push(AnswerPart::Reasoning(text));
             }
         }
     }

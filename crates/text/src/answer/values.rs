@@ -102,43 +102,43 @@ impl Dialect {
                 Some(b'}') => return Parsed::Value(Value::Object(members), i + 1),
                 Some(b',') if !members.is_empty() => i += 1,
                 Some(_) => match self.member(text, i, b':', depth) {
-                    Member::Is(key, value, end) => {
+                    ParsedMember::Is(key, value, end) => {
                         members.insert(key, value);
                         i = end;
                     }
-                    Member::Open => return Parsed::Open,
-                    Member::Wrong => return Parsed::Wrong,
+                    ParsedMember::Open => return Parsed::Open,
+                    ParsedMember::Wrong => return Parsed::Wrong,
                 },
             }
         }
     }
 
     /// Parses a key, a separator and a value that begin at `at`.
-    pub(super) fn member(self, text: &str, at: usize, separator: u8, depth: usize) -> Member {
+    pub(super) fn member(self, text: &str, at: usize, separator: u8, depth: usize) -> ParsedMember {
         let (key, end) = match self.string(text, at) {
             Some(Parsed::Value(Value::String(key), end)) => (key, end),
-            Some(Parsed::Open) => return Member::Open,
-            Some(_) => return Member::Wrong,
+            Some(Parsed::Open) => return ParsedMember::Open,
+            Some(_) => return ParsedMember::Wrong,
             None => {
                 let rest = &text[at..];
                 let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '$');
                 let len = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
                 if len == 0 {
-                    return Member::Wrong;
+                    return ParsedMember::Wrong;
                 }
                 (rest[..len].to_owned(), at + len)
             }
         };
         let i = skip_white(text, end);
         match text.as_bytes().get(i) {
-            None => return Member::Open,
+            None => return ParsedMember::Open,
             Some(byte) if *byte == separator => {}
-            Some(_) => return Member::Wrong,
+            Some(_) => return ParsedMember::Wrong,
         }
         match self.nested(text, skip_white(text, i + 1), depth + 1) {
-            Parsed::Value(value, end) => Member::Is(key, value, end),
-            Parsed::Open => Member::Open,
-            Parsed::Wrong => Member::Wrong,
+            Parsed::Value(value, end) => ParsedMember::Is(key, value, end),
+            Parsed::Open => ParsedMember::Open,
+            Parsed::Wrong => ParsedMember::Wrong,
         }
     }
 }
@@ -218,7 +218,7 @@ impl ValueScan {
 }
 
 /// The result of parsing a member.
-pub(super) enum Member {
+pub(super) enum ParsedMember {
     /// Key, value, and the position of the value's end.
     Is(String, Value, usize),
     /// The text ends within the member.

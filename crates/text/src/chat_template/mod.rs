@@ -56,7 +56,8 @@ pub struct Chat<'a> {
     /// Messages: objects with `role` and `content`, and optional keys (`tool_calls`, `name`,
     /// `reasoning_content`).
     pub messages: &'a [Json],
-    /// JSON schemas of tools, usually a list of `{"type": "function", "function": {…}}`. `None` is the template's `none`.
+    /// JSON schemas of tools, usually a list of `{"type": "function", "function": {…}}`. `None` is
+    /// the template's `none`.
     pub tools: Option<&'a Json>,
     /// Documents to answer from, each with `title` and `text`.
     pub documents: Option<&'a Json>,

@@ -147,10 +147,10 @@ impl Object for List {
     }
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        let index = match (self.kind, key.as_str()) {
-            (ListKind::Group, Some("grouper")) => Some(0),
-            (ListKind::Group, Some("list")) => Some(1),
-            _ => key.as_usize(),
+        let index = match key.as_str().filter(|_| self.kind == ListKind::Group) {
+            Some("grouper") => Some(0),
+            Some("list") => Some(1),
+            Some(_) | None => key.as_usize(),
         };
         self.items.get(index?).cloned()
     }

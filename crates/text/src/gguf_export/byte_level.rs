@@ -21,11 +21,7 @@ pub(super) fn export(json: &Json, parts: &Parts) -> Result<ModelKeys> {
     let pre = Preset::with_cuts(&cuts, whole_words).ok_or_else(|| {
         let found = json.get("pre_tokenizer").unwrap_or(&Json::Null);
         let words = if whole_words { ", whole words first" } else { "" };
-        no_words(
-            "pre_tokenizer",
-            &format!("{found}{words}"),
-            "patterns that tokenizer.ggml.pre can name",
-        )
+        no_words("pre_tokenizer", &format!("{found}{words}"), "patterns that tokenizer.ggml.pre can name")
     })?;
     let more = vec![("merges", merge_list(json)?)];
     Ok(ModelKeys { model: "gpt2", pre, tokens: tokens(parts), scores: Vec::new(), more, class_marks: false })

@@ -2,9 +2,9 @@
 //!
 //! | model of tokenizer.json | `tokenizer.ggml.model` |
 //! |---|---|
-//! | BPE over bytes | `gpt2`, with the merges; `pre` names the pre-tokenizer, identified by its patterns |
-//! | BPE over characters with byte tokens, merges in the order of their tokens | `llama`: SentencePiece, scores by rank |
-//! | BPE over characters with byte tokens, merges in another order | `gemma4`, with the merges |
+//! | BPE over bytes | `gpt2`, with merges; `pre` by the patterns |
+//! | BPE over characters, merges in the order of their tokens | `llama`, with scores by rank |
+//! | BPE over characters, merges in another order | `gemma4`, with merges |
 //! | WordPiece | `bert`, with U+2581 before the tokens that begin a word |
 //!
 //! Features without a place in GGUF are errors: another normaliser, a pre-tokenizer without a name,

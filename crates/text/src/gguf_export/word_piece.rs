@@ -39,12 +39,12 @@ pub(super) fn export(json: &Json, parts: &Parts) -> Result<ModelKeys> {
         ("normalizer.strip_accents", Value::Bool(flag(normalizer, "strip_accents", lowercase))),
     ];
     let mut tokens = tokens(parts);
-    for (token, kind) in tokens.iter_mut().filter(|(token, _)| !token.is_empty()) {
-        *token = match (*kind, token.strip_prefix(CONTINUED)) {
-            (Kind::Normal, Some(rest)) if !rest.is_empty() => rest.to_owned(),
-            (Kind::Normal, _) => format!("{SPACE_MARK}{token}"),
-            // Special tokens keep their text.
-            _ => continue,
+    // Special tokens keep their text.
+    let is_text = |(token, kind): &&mut (String, Kind)| *kind == Kind::Normal && !token.is_empty();
+    for (token, _) in tokens.iter_mut().filter(is_text) {
+        *token = match token.strip_prefix(CONTINUED).filter(|rest| !rest.is_empty()) {
+            Some(rest) => rest.to_owned(),
+            None => format!("{SPACE_MARK}{token}"),
         };
     }
     Ok(ModelKeys { model: "bert", pre: "default", tokens, scores: Vec::new(), more, class_marks: true })

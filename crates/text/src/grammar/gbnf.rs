@@ -22,7 +22,7 @@ pub(super) enum GbnfNode {
     Class(Vec<(u32, u32)>),
     /// Elements in sequence.
     Sequence(Vec<NodeId>),
-    /// One of these elements.
+    /// A choice of these elements.
     Choice(Vec<NodeId>),
     /// An element, repeated at least and at most so often.
     Repeat(NodeId, u32, Option<u32>),
@@ -218,10 +218,7 @@ impl GbnfParser {
                     self.push(GbnfNode::Class(all_but(&[])))?
                 }
                 Some('(') if depth == MAX_DEPTH => {
-                    return Err(format!(
-                        "{}: more than {MAX_DEPTH} nested groups",
-                        self.place(self.at)
-                    ));
+                    return Err(format!("{}: more than {MAX_DEPTH} nested groups", self.place(self.at)));
                 }
                 Some('(') => {
                     self.at += 1;
@@ -280,14 +277,13 @@ impl GbnfParser {
     /// `x*********`.
     fn repeat(&mut self, node: NodeId, min: u32, max: Option<u32>) -> Result<NodeId, String> {
         let is_operator = |min: u32, max: Option<u32>| min <= 1 && max.is_none_or(|max| max == 1);
-        match self.nodes.get(node) {
-            Some(&GbnfNode::Repeat(part, part_min, part_max))
-                if is_operator(min, max) && is_operator(part_min, part_max) =>
-            {
-                self.push(GbnfNode::Repeat(part, min * part_min, max.and(part_max)))
-            }
-            _ => self.push(GbnfNode::Repeat(node, min, max)),
+        if let Some(&GbnfNode::Repeat(part, part_min, part_max)) = self.nodes.get(node)
+            && is_operator(min, max)
+            && is_operator(part_min, part_max)
+        {
+            return self.push(GbnfNode::Repeat(part, min * part_min, max.and(part_max)));
         }
+        self.push(GbnfNode::Repeat(node, min, max))
     }
 
     fn bounds(&mut self, depth: usize) -> Result<(u32, Option<u32>), String> {

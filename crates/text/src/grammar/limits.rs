@@ -353,7 +353,7 @@ mod tests {
             let error = refused(&all_of((0..n).map(|i| format!("^.*x.{{0,{i}}}$")).collect())).unwrap();
             assert!(error.contains("`allOf`"), "{error}");
         }
-        // By references, of one property, in one of several, and in items.
+        // References, a property, an alternative and items are intersected too.
         let defs: Vec<Value> = (1..20).map(|i| json!({ "pattern": format!("^.*x.{{0,{i}}}$") })).collect();
         let refs: Vec<Value> = (0..19).map(|i| json!({ "$ref": format!("#/$defs/{i}") })).collect();
         let of = |wrap: fn(&Value) -> Value| json!({ "$defs": defs, "allOf": refs.iter().map(wrap).collect::<Vec<_>>() });
@@ -373,7 +373,7 @@ mod tests {
 
     /// The worst accepted schema is compiled or refused, with little memory and time.
     #[test]
-    fn what_is_admitted_takes_bounded_memory() {
+    fn accepted_schemas_need_bounded_memory() {
         let words: Vec<Vec<u8>> = (b' '..=b'~').map(|byte| vec![byte]).collect();
         let trie = llguidance::toktrie::TokTrie::from(
             &llguidance::toktrie::TokRxInfo::new(words.len() as u32, 0),
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn references_that_double_are_given_up() {
+    fn references_that_double_are_refused() {
         let mut defs = serde_json::Map::new();
         for n in 0..60 {
             let next = json!({ "$ref": format!("#/$defs/d{}", n + 1) });

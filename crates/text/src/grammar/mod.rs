@@ -47,7 +47,7 @@ pub enum Grammar {
     AnyJson,
     /// A text that the regular expression matches as a whole.
     Regex(String),
-    /// One of these texts.
+    /// A choice of these texts.
     Choice(Vec<String>),
     /// A grammar in llguidance's dialect of Lark:
     /// <https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md>.

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_take_too_much_is_refused() {
+    fn expensive_triggers_are_refused() {
         let refused = |triggers: &[Trigger]| Triggers::new(triggers).unwrap_err().to_string();
         let word = Trigger::Word("a".into());
         assert!(Triggers::new(&vec![word.clone(); MAX_TRIGGERS]).is_ok());

@@ -19,7 +19,7 @@ fn documented(title: &str) -> BTreeSet<String> {
 /// The table of keys in the documentation is true: an enforced key allows one text and forbids
 /// another, and an ignored key allows all JSON.
 #[test]
-fn the_documentation_says_what_becomes_of_each_key() {
+fn the_documentation_lists_the_effect_of_each_key() {
     let cases = keys();
     let bench = Bench::new();
     let mut seen: BTreeSet<String> = BTreeSet::new();

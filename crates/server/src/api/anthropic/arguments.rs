@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_out_is_an_object_of_the_members_that_are_whole() {
+    fn the_sent_text_is_an_object_of_complete_members() {
         for (text, expected) in [
             (r#"{"a": 1, "b": {"c": [1, "}"], "d": {}}}"#, r#"{"a": 1, "b": {"c": [1, "}"], "d": {}}}"#),
             (r#" { "a" : "\"," } "#, r#"{ "a" : "\"," }"#),

@@ -78,29 +78,29 @@ fn frames(events: Vec<Event>) -> Bytes {
 }
 
 /// Position in a stream.
-enum At {
+enum MessagePosition {
     Begin,
     Answer,
     End,
 }
 
 fn stream(answer: Answer, events: Events, request_id: String) -> impl Stream<Item = Bytes> + Send {
-    let begun = (At::Begin, answer, events, request_id);
+    let begun = (MessagePosition::Begin, answer, events, request_id);
     futures_util::stream::unfold(begun, |(at, mut answer, mut events, request_id)| async move {
         match at {
-            At::Begin => {
+            MessagePosition::Begin => {
                 let n_cached = answer.n_cached().await;
-                Some((frames(events.start(n_cached)), (At::Answer, answer, events, request_id)))
+                Some((frames(events.start(n_cached)), (MessagePosition::Answer, answer, events, request_id)))
             }
-            At::Answer => {
+            MessagePosition::Answer => {
                 let AnswerEvent { kind, .. } = answer.next().await?;
                 let (out, at) = match kind {
-                    EventKind::Delta(delta) => (events.push(delta), At::Answer),
-                    EventKind::Done(finish) => (events.finish(&finish, &request_id), At::End),
+                    EventKind::Delta(delta) => (events.push(delta), MessagePosition::Answer),
+                    EventKind::Done(finish) => (events.finish(&finish, &request_id), MessagePosition::End),
                 };
                 Some((frames(out), (at, answer, events, request_id)))
             }
-            At::End => None,
+            MessagePosition::End => None,
         }
     })
 }

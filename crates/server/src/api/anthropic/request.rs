@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_claude_code_sends_is_taken() {
+    fn requests_of_claude_code_are_accepted() {
         let text =
             |text: &str| json!({ "type": "text", "text": text, "cache_control": { "type": "ephemeral" } });
         let request = read(json!({
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_value() {
         let user = json!([{ "role": "user", "content": "a" }]);
         let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
         for (body, param) in [

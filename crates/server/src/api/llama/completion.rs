@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_cannot_be_honoured_are_refused_by_name() {
+    fn unsupported_keys_are_refused_by_name() {
         let request = |body: Value| {
             let Value::Object(body) = body else { panic!("an object") };
             Keys::of(&tidy(body)).and_then(|keys| keys.request(Prompt::default()))

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_value() {
         let call = |arguments: Value| {
             let function = json!({ "name": "f", "arguments": arguments });
             json!({ "role": "assistant", "tool_calls": [{ "function": function }] })
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_message_of_the_assistant_is_gone_on_with() {
+    fn a_last_message_of_the_assistant_is_continued() {
         let last = |message: Value| is_open(&[message]);
         assert!(last(json!({ "role": "assistant", "content": "The" })));
         assert!(!last(json!({ "role": "assistant", "content": " " })));

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_is_left_to_the_model() {
+    fn missing_options_are_left_to_the_model() {
         let options = read(json!({ "options": { "top_p": null, "num_gpu": 99 } })).unwrap().options;
         assert_eq!(options.given, SamplingChoice::default());
         assert_eq!(options.sampling.penalty_window, 64);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_value() {
         for (body, param) in [
             (json!({ "format": "yaml" }), "format"),
             (json!({ "think": "a lot" }), "think"),

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_are_taken_and_hosted_tools_left_out() {
+    fn hints_are_accepted_and_hosted_tools_dropped() {
         let user = json!([{ "role": "user", "content": "a" }]);
         for hint in [
             json!({ "verbosity": "low", "store": true, "metadata": { "a": "b" }, "user": "u" }),
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_value() {
         let user = json!([{ "role": "user", "content": "a" }]);
         let image = json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }]);
         for (body, param) in [

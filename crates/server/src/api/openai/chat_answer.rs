@@ -148,7 +148,7 @@ fn text_json(delta: Delta, tokens: &mut Vec<TokenLogprob>) -> Option<Value> {
 }
 
 /// Position in a stream of frames.
-enum At {
+enum ChatPosition {
     Begin,
     Answer,
     Usage,
@@ -157,10 +157,10 @@ enum At {
 }
 
 pub(super) fn stream(answer: Answer, frame: ChatFrame) -> impl Stream<Item = Bytes> + Send {
-    let begun = (At::Begin, answer, frame, Usage::default());
+    let begun = (ChatPosition::Begin, answer, frame, Usage::default());
     futures_util::stream::unfold(begun, move |(at, mut answer, mut frame, mut usage)| async move {
         match at {
-            At::Begin => {
+            ChatPosition::Begin => {
                 let choice = |index| ChunkChoice {
                     index,
                     delta: json!({ "role": "assistant", "content": "", "refusal": null }),
@@ -168,11 +168,11 @@ pub(super) fn stream(answer: Answer, frame: ChatFrame) -> impl Stream<Item = Byt
                     finish_reason: None,
                 };
                 let bytes = sse::data(&frame.chunk((0..answer.n_choices()).map(choice).collect()));
-                Some((bytes, (At::Answer, answer, frame, usage)))
+                Some((bytes, (ChatPosition::Answer, answer, frame, usage)))
             }
-            At::Answer => loop {
+            ChatPosition::Answer => loop {
                 let Some(AnswerEvent { choice, kind, timings }) = answer.next().await else {
-                    let at = if frame.with_usage { At::Usage } else { At::Done };
+                    let at = if frame.with_usage { ChatPosition::Usage } else { ChatPosition::Done };
                     return Some((Bytes::new(), (at, answer, frame, usage)));
                 };
                 let timings = frame.timing.of_event(&timings);
@@ -194,20 +194,24 @@ pub(super) fn stream(answer: Answer, frame: ChatFrame) -> impl Stream<Item = Byt
                         add_usage(&mut usage, finish.usage);
                         match finish_reason(&finish) {
                             Ok(reason) => Chunk { timings, ..frame.choice(choice, json!({}), Some(reason)) },
-                            Err(error) => return Some((sse::error(&error), (At::End, answer, frame, usage))),
+                            Err(error) => {
+                                return Some((sse::error(&error), (ChatPosition::End, answer, frame, usage)));
+                            }
                         }
                     }
                 };
                 let bytes = sse::data(&chunk);
-                return Some((bytes, (At::Answer, answer, frame, usage)));
+                return Some((bytes, (ChatPosition::Answer, answer, frame, usage)));
             },
-            At::Usage => {
+            ChatPosition::Usage => {
                 let (usage_now, timings) = (Some(usage_json(usage)), frame.last_timings.take());
                 let bytes = sse::data(&Chunk { usage: usage_now, timings, ..frame.chunk(Vec::new()) });
-                Some((bytes, (At::Done, answer, frame, usage)))
+                Some((bytes, (ChatPosition::Done, answer, frame, usage)))
             }
-            At::Done => Some((Bytes::from_static(b"data: [DONE]\n\n"), (At::End, answer, frame, usage))),
-            At::End => None,
+            ChatPosition::Done => {
+                Some((Bytes::from_static(b"data: [DONE]\n\n"), (ChatPosition::End, answer, frame, usage)))
+            }
+            ChatPosition::End => None,
         }
     })
 }

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_has_so_much_room_and_what_is_there_stays() {
+    fn a_tenant_s_room_is_limited_and_its_files_stay() {
         let files = Files::default();
         files.add(1, file("a", MAX_BYTES - 1, None)).unwrap();
         assert_eq!(files.add(1, file("b", 2, None)).unwrap_err().kind, ErrorKind::TooLarge);

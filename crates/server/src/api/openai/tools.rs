@@ -267,7 +267,7 @@ pub(super) fn arguments_of(input: &str) -> String {
 /// shape are the text themselves.
 #[derive(Debug, Default)]
 pub(super) struct Freeform {
-    at: At,
+    at: FreeformState,
     /// Possible start of the arguments; all of them if they have another shape.
     head: String,
     hex: String,
@@ -276,7 +276,7 @@ pub(super) struct Freeform {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum At {
+enum FreeformState {
     #[default]
     Head,
     Text,
@@ -292,23 +292,23 @@ impl Freeform {
         let mut out = String::new();
         for c in piece.chars() {
             match self.at {
-                At::Head => {
+                FreeformState::Head => {
                     self.head.push(c);
                     match begins(&self.head) {
-                        Some(true) => self.at = At::Text,
+                        Some(true) => self.at = FreeformState::Text,
                         Some(false) => {}
-                        None => self.at = At::Other,
+                        None => self.at = FreeformState::Other,
                     }
                 }
-                At::Text => match c {
-                    '\\' => self.at = At::Escape,
-                    '"' => self.at = At::End,
+                FreeformState::Text => match c {
+                    '\\' => self.at = FreeformState::Escape,
+                    '"' => self.at = FreeformState::End,
                     c => out.push(c),
                 },
-                At::Escape => {
-                    self.at = At::Text;
+                FreeformState::Escape => {
+                    self.at = FreeformState::Text;
                     match c {
-                        'u' => self.at = At::Hex,
+                        'u' => self.at = FreeformState::Hex,
                         'n' => out.push('\n'),
                         't' => out.push('\t'),
                         'r' => out.push('\r'),
@@ -317,15 +317,15 @@ impl Freeform {
                         c => out.push(c),
                     }
                 }
-                At::Hex => {
+                FreeformState::Hex => {
                     self.hex.push(c);
                     if self.hex.chars().count() == 4 {
-                        self.at = At::Text;
+                        self.at = FreeformState::Text;
                         self.unit(&mut out);
                     }
                 }
-                At::End => {}
-                At::Other => self.head.push(c),
+                FreeformState::End => {}
+                FreeformState::Other => self.head.push(c),
             }
         }
         out
@@ -334,8 +334,10 @@ impl Freeform {
     /// Returns the rest of the text at the end of the call.
     pub(super) fn finish(&mut self) -> String {
         match self.at {
-            At::Head | At::Other => std::mem::take(&mut self.head),
-            At::Text | At::Escape | At::Hex | At::End => String::new(),
+            FreeformState::Head | FreeformState::Other => std::mem::take(&mut self.head),
+            FreeformState::Text | FreeformState::Escape | FreeformState::Hex | FreeformState::End => {
+                String::new()
+            }
         }
     }
 

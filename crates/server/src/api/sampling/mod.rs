@@ -1,4 +1,5 @@
-//! The keys of sampling that the APIs share, with the extensions that clients of other servers send.
+//! The keys of sampling that the APIs share, with the extensions that clients of other servers
+//! send.
 //!
 //! | keys | from |
 //! |---|---|
@@ -44,7 +45,8 @@ fn seed<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Resul
     }))
 }
 
-/// Sampling keys of a request, which several APIs flatten into theirs. `null` is as if the key were not there.
+/// Sampling keys of a request, which several APIs flatten into theirs. `null` is as if the key were
+/// not there.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct SamplingKeys {
     #[serde(flatten)]
@@ -59,7 +61,8 @@ pub struct SamplingKeys {
     unbuilt: Unbuilt,
 }
 
-/// Keys that an operator may set defaults for: OpenAI's, and those that llama.cpp, vLLM and SGLang share.
+/// Keys that an operator may set defaults for: OpenAI's, and those that llama.cpp, vLLM and SGLang
+/// share.
 #[derive(Clone, Debug, Default, Deserialize)]
 struct ChoiceKeys {
     temperature: Option<f32>,
@@ -267,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_honoured_is_refused_by_name() {
+    fn unsupported_values_are_refused_by_name() {
         for (keys, name) in [
             (json!({"temperature": -1}), "temperature"),
             (json!({"top_p": 2}), "top_p"),

@@ -1,4 +1,5 @@
-//! Keys of vLLM and SGLang that would change the answer or what is reported about it, and that are not built.
+//! Keys of vLLM and SGLang that would change the answer or what is reported about it, and that are
+//! not built.
 
 use serde::Deserialize;
 use serde_json::Value;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::lark::{Lark, Member, WHITE, literal};
+use super::lark::{Lark, LarkMember, WHITE, literal};
 use super::schema::{Notation, PlainObject};
 use crate::Result;
 use crate::answer::formats::{CallFormat, Syntax, Tags};
@@ -60,9 +60,9 @@ pub(super) fn forced_calls(
     lark: &mut Lark<'_>,
 ) -> Result<String> {
     let one = call(format, tools, Use::Forced, lark)?;
-    let open = match format.syntax {
-        Syntax::Harmony => "",
-        _ => format.open.last().copied().unwrap_or_default(),
+    let open = match format.is_harmony() {
+        true => "",
+        false => format.open.last().copied().unwrap_or_default(),
     };
     let (open, close) = (lark.marks(open), lark.marks(format.close));
     let again = |one: &str, separator: &str| match parallel {
@@ -211,7 +211,7 @@ fn tagged_call(name: &str, schema: &Value, tags: &Tags, close: &str, lark: &mut 
     for (key, part, is_required) in object.iter().flat_map(PlainObject::properties) {
         let header = parameter(&literal(key), lark);
         let value = lark.plain_text(part, schema, tags.value_after)?;
-        members.push(Member { rule: lark.rule(&format!("{header} {value}")), is_required });
+        members.push(LarkMember { rule: lark.rule(&format!("{header} {value}")), is_required });
     }
     let is_open = object.as_ref().is_none_or(PlainObject::is_open);
     let extra = is_open.then(|| {
@@ -233,8 +233,10 @@ fn arguments_call(name: &str, schema: &Value, notation: Notation, lark: &mut Lar
     let object = PlainObject::of(schema);
     for (key, part, is_required) in object.iter().flat_map(PlainObject::properties) {
         let value = lark.value(notation, part, schema);
-        members
-            .push(Member { rule: lark.rule(&format!("{} {separator} {value}", literal(key))), is_required });
+        members.push(LarkMember {
+            rule: lark.rule(&format!("{} {separator} {value}", literal(key))),
+            is_required,
+        });
     }
     let is_open = object.as_ref().is_none_or(PlainObject::is_open);
     let extra = is_open.then(|| {

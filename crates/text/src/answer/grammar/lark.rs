@@ -37,7 +37,7 @@ pub struct AnswerGrammar {
 }
 
 /// A part that occurs at most once, in any order with others.
-pub(super) struct Member {
+pub(super) struct LarkMember {
     /// Name of its rule.
     pub(super) rule: String,
     pub(super) is_required: bool,
@@ -111,7 +111,7 @@ impl<'a> Lark<'a> {
     /// among them.
     pub(super) fn members(
         &mut self,
-        mut members: Vec<Member>,
+        mut members: Vec<LarkMember>,
         extra: Option<&str>,
         separator: &str,
         close: &str,
@@ -125,7 +125,7 @@ impl<'a> Lark<'a> {
             firsts.push(close.to_owned());
         }
         let is_counted = members.len() <= MAX_COUNTED;
-        for (n, Member { rule, .. }) in members.iter().enumerate() {
+        for (n, LarkMember { rule, .. }) in members.iter().enumerate() {
             if is_counted {
                 firsts.push(format!("{rule} {rest}::{:#x}", 1u64 << n));
                 mores.push(format!("{rule} {rest}::set_bit({n}) %if bit_clear({n})"));

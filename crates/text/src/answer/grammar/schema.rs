@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::lark::{Lark, Member, WHITE, literal};
+use super::lark::{Lark, LarkMember, WHITE, literal};
 use crate::answer::kinds::Kinds;
 use crate::{Result, SchemaOptions, prepare_schema, prepare_tool};
 
@@ -224,7 +224,7 @@ impl Lark<'_> {
                 Notation::Python => self.constant(notation, &Value::from(key)),
                 Notation::Quoted(_) => literal(key),
             };
-            members.push(Member { rule: self.rule(&format!("{key} ws \":\" ws {value}")), is_required });
+            members.push(LarkMember { rule: self.rule(&format!("{key} ws \":\" ws {value}")), is_required });
         }
         let extra = object.is_open().then(|| self.any_member(notation));
         let members = self.members(members, extra.as_deref(), "ws \",\" ws", "ws \"}\"");

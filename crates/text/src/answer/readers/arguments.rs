@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::super::AnswerPart;
 use super::super::calls::{Calls, MAX_NAME, Marks, Step, Tools};
-use super::super::values::{Dialect, Member, Parsed, ValueScan};
+use super::super::values::{Dialect, Parsed, ParsedMember, ValueScan};
 use super::json::JsonReader;
 
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ pub(in crate::answer) struct ArgumentsReader {
     /// True if no mark opened the calls, so only the request's tools are called.
     is_bare: bool,
     in_list: bool,
-    place: Place,
+    place: ArgumentsPlace,
     closing: Marks,
     name: String,
     /// Number of arguments emitted.
@@ -23,7 +23,7 @@ pub(in crate::answer) struct ArgumentsReader {
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum ArgumentsPlace {
     /// Before a name, or before the closing mark.
     Between,
     Name,
@@ -51,7 +51,7 @@ impl ArgumentsReader {
             close,
             is_bare,
             in_list: false,
-            place: Place::Between,
+            place: ArgumentsPlace::Between,
             closing: Marks::default(),
             name: String::new(),
             n_members: 0,
@@ -61,7 +61,7 @@ impl ArgumentsReader {
     /// A JSON reader, if this first character is that of JSON and not of a name.
     pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
         let is_start =
-            matches!(self.place, Place::Between) && self.name.is_empty() && self.closing.is_empty();
+            matches!(self.place, ArgumentsPlace::Between) && self.name.is_empty() && self.closing.is_empty();
         let is_json = c == '{' && self.dialect == Dialect::Python;
         (is_start && is_json).then(|| JsonReader::within(self.close, self.is_bare, self.in_list))
     }
@@ -83,25 +83,25 @@ impl ArgumentsReader {
     ) -> Step {
         let (open, close, _) = self.marks();
         match &mut self.place {
-            Place::Between => self.between(c, calls),
-            Place::Name if c == open => {
+            ArgumentsPlace::Between => self.between(c, calls),
+            ArgumentsPlace::Name if c == open => {
                 if self.is_bare && !tools.has(&self.name) {
                     return Step::Stop;
                 }
                 calls.begin(&self.name, parts);
                 calls.hold(format!("{}{open}", self.name));
-                self.place = Place::Member(ValueScan::new(self.dialect), String::new());
+                self.place = ArgumentsPlace::Member(ValueScan::new(self.dialect), String::new());
                 self.n_members = 0;
                 Step::More
             }
-            Place::Name => {
+            ArgumentsPlace::Name => {
                 self.name.push(c);
                 match is_part_of_name(c) && self.name.len() <= MAX_NAME {
                     true => Step::More,
                     false => Step::Stop,
                 }
             }
-            Place::Member(scan, text) => {
+            ArgumentsPlace::Member(scan, text) => {
                 calls.commit();
                 if !scan.ends_before(c) {
                     text.push(c);
@@ -120,7 +120,7 @@ impl ArgumentsReader {
                 }
                 calls.arguments(if self.n_members == 0 { "{}" } else { "}" }, parts);
                 calls.end(parts);
-                self.place = Place::Between;
+                self.place = ArgumentsPlace::Between;
                 Step::More
             }
         }
@@ -145,7 +145,7 @@ impl ArgumentsReader {
                 ',' | ';' if calls.has_begun() => return Step::More,
                 c if (c.is_alphabetic() || c == '_') && !self.close.starts_with(c) => {
                     self.name = c.into();
-                    self.place = Place::Name;
+                    self.place = ArgumentsPlace::Name;
                     return Step::More;
                 }
                 _ => {}
@@ -168,8 +168,10 @@ impl ArgumentsReader {
         let spaced = format!("{text} ");
         let (_, _, separator) = self.marks();
         let member = match self.dialect.member(&spaced, 0, separator, 0) {
-            Member::Is(key, value, end) if end == text.len() => Some((key, value)),
-            Member::Is(..) | Member::Open | Member::Wrong => self.positional(&spaced, text.len(), tools),
+            ParsedMember::Is(key, value, end) if end == text.len() => Some((key, value)),
+            ParsedMember::Is(..) | ParsedMember::Open | ParsedMember::Wrong => {
+                self.positional(&spaced, text.len(), tools)
+            }
         };
         let Some((key, value)) = member else { return false };
         let before = if self.n_members == 0 { "{" } else { ", " };

@@ -14,11 +14,11 @@ pub(in crate::answer) struct NamedReader {
     separator: &'static str,
     after: &'static str,
     close: &'static str,
-    place: Place,
+    place: NamedPlace,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum NamedPlace {
     /// The text before the arguments.
     Header(String),
     /// After the separator, with the name.
@@ -35,31 +35,34 @@ impl NamedReader {
         after: &'static str,
         close: &'static str,
     ) -> NamedReader {
-        NamedReader { prefix, separator, after, close, place: Place::Header(String::new()) }
+        NamedReader { prefix, separator, after, close, place: NamedPlace::Header(String::new()) }
     }
 
     /// A JSON reader, if this first character is that of JSON and not of a name.
     pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
         match &self.place {
-            Place::Header(header) if header.trim().is_empty() && matches!(c, '[' | '{') => {
+            NamedPlace::Header(header) if header.trim().is_empty() && matches!(c, '[' | '{') => {
                 Some(JsonReader::within(self.close, false, false))
             }
-            Place::Header(_) | Place::Before(_) | Place::Arguments(_) | Place::Close(_) => None,
+            NamedPlace::Header(_)
+            | NamedPlace::Before(_)
+            | NamedPlace::Arguments(_)
+            | NamedPlace::Close(_) => None,
         }
     }
 
     pub(super) fn step(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         match &mut self.place {
-            Place::Header(header) => {
+            NamedPlace::Header(header) => {
                 header.push(c);
                 let header = header.clone();
                 self.header(&header, calls, parts)
             }
-            Place::Before(name) => {
+            NamedPlace::Before(name) => {
                 let name = name.clone();
                 self.before(c, &name, calls, parts)
             }
-            Place::Arguments(scan) => {
+            NamedPlace::Arguments(scan) => {
                 let step = scan.step(c);
                 match step {
                     Scan::More | Scan::Last => {
@@ -76,10 +79,10 @@ impl NamedReader {
                 if self.close.is_empty() {
                     return Step::Done;
                 }
-                self.place = Place::Close(Marks::default());
+                self.place = NamedPlace::Close(Marks::default());
                 Step::More
             }
-            Place::Close(marks) => {
+            NamedPlace::Close(marks) => {
                 let is_between = c.is_whitespace() || self.after.contains(c);
                 if marks.is_empty() && is_between {
                     return Step::More;
@@ -112,14 +115,14 @@ impl NamedReader {
             true => calls.hold(format!("{}{name}{}", self.prefix, self.separator)),
             false => calls.release(),
         }
-        self.place = Place::Before(name.clone());
+        self.place = NamedPlace::Before(name.clone());
         match before_arguments {
             Some(_) => self.before('{', &name, calls, parts),
             None => Step::More,
         }
     }
 
-    /// Returns true if the separator proves a call, so that its name need not be one of the tools.
+    /// Returns true if the separator is more than the arguments' bracket, and so proves a call.
     fn is_certain(&self) -> bool {
         self.separator.len() > 1
     }
@@ -162,7 +165,7 @@ impl NamedReader {
                 let mut scan = JsonScan::default();
                 scan.step(c);
                 calls.arguments("{", parts);
-                self.place = Place::Arguments(scan);
+                self.place = NamedPlace::Arguments(scan);
                 Step::More
             }
             _ => Step::Stop,

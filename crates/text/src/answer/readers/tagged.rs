@@ -12,7 +12,7 @@ use super::json::JsonReader;
 pub(in crate::answer) struct TaggedReader {
     tags: &'static Tags,
     close: &'static str,
-    place: Place,
+    place: TaggedPlace,
     marks: Marks,
     /// Name of the function.
     name: String,
@@ -26,7 +26,7 @@ pub(in crate::answer) struct TaggedReader {
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum TaggedPlace {
     /// Before a call, or before the closing mark.
     Between,
     /// Within the name.
@@ -73,7 +73,7 @@ impl TaggedReader {
         TaggedReader {
             tags,
             close,
-            place: if is_named { Place::Name } else { Place::Between },
+            place: if is_named { TaggedPlace::Name } else { TaggedPlace::Between },
             marks: Marks::default(),
             name: String::new(),
             is_begun: false,
@@ -84,7 +84,8 @@ impl TaggedReader {
 
     /// A JSON reader, if this first character is that of JSON and not of a name.
     pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
-        let is_start = matches!(self.place, Place::Between) && self.marks.is_empty() && self.name.is_empty();
+        let is_start =
+            matches!(self.place, TaggedPlace::Between) && self.marks.is_empty() && self.name.is_empty();
         (is_start && c == '{' && !self.close.is_empty()).then(|| JsonReader::within(self.close, false, false))
     }
 
@@ -96,18 +97,18 @@ impl TaggedReader {
         parts: &mut Vec<AnswerPart>,
     ) -> Step {
         match &mut self.place {
-            Place::Between => self.between(c, calls),
-            Place::Name => self.name(c, calls, parts),
-            Place::AfterName => match self.marks.step(c, &[self.tags.name_after]) {
+            TaggedPlace::Between => self.between(c, calls),
+            TaggedPlace::Name => self.name(c, calls, parts),
+            TaggedPlace::AfterName => match self.marks.step(c, &[self.tags.name_after]) {
                 Ok(None) => Step::More,
                 Ok(Some(_)) => self.named(true, calls, parts),
                 Err(()) => Step::Stop,
             },
-            Place::Parameters => self.parameters(c, calls, parts),
-            Place::Key(key) => {
+            TaggedPlace::Parameters => self.parameters(c, calls, parts),
+            TaggedPlace::Key(key) => {
                 key.push(c);
                 if let Some(key) = self.tags.key_after[0].iter().find_map(|mark| key.strip_suffix(mark)) {
-                    self.place = Place::AfterKey(key.trim().to_owned(), 1);
+                    self.place = TaggedPlace::AfterKey(key.trim().to_owned(), 1);
                     return self.after_key(tools);
                 }
                 match key.len() > MAX_NAME {
@@ -115,7 +116,7 @@ impl TaggedReader {
                     false => Step::More,
                 }
             }
-            Place::AfterKey(_, n) => {
+            TaggedPlace::AfterKey(_, n) => {
                 if self.marks.is_empty() && c.is_whitespace() {
                     return Step::More;
                 }
@@ -128,20 +129,22 @@ impl TaggedReader {
                     Err(()) => Step::Stop,
                 }
             }
-            Place::Value(_) => {
+            TaggedPlace::Value(_) => {
                 calls.commit();
-                if let Place::Value(mut parameter) = std::mem::replace(&mut self.place, Place::Parameters) {
+                if let TaggedPlace::Value(mut parameter) =
+                    std::mem::replace(&mut self.place, TaggedPlace::Parameters)
+                {
                     parameter.text.push(c);
                     return match self.value(&mut parameter, tools, calls, parts) {
                         Ended::Not => {
-                            self.place = Place::Value(parameter);
+                            self.place = TaggedPlace::Value(parameter);
                             Step::More
                         }
                         Ended::Marked => Step::More,
                         Ended::ByKey(key) => {
                             // The grammar requires the mark after a value.
                             calls.release();
-                            self.place = Place::AfterKey(key, 1);
+                            self.place = TaggedPlace::AfterKey(key, 1);
                             self.after_key(tools)
                         }
                         Ended::ByClose => {
@@ -162,14 +165,14 @@ impl TaggedReader {
         if self.tags.name_before.is_empty() {
             // The name comes first, so this is the only call.
             self.name.push(c);
-            self.place = Place::Name;
+            self.place = TaggedPlace::Name;
             return if is_name(&self.name) { Step::More } else { Step::Stop };
         }
         match self.marks.step(c, &[self.tags.name_before, self.close, self.tags.skipped]) {
             Ok(None) => Step::More,
             Ok(Some(mark)) if mark == self.tags.skipped => Step::More,
             Ok(Some(mark)) if mark == self.tags.name_before => {
-                self.place = Place::Name;
+                self.place = TaggedPlace::Name;
                 self.name.clear();
                 Step::More
             }
@@ -188,7 +191,7 @@ impl TaggedReader {
     fn name(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         // A name ends at its mark, at white space, or where the next mark begins.
         if self.tags.name_after.starts_with(c) {
-            self.place = Place::AfterName;
+            self.place = TaggedPlace::AfterName;
             return self.after_name(c, calls, parts);
         }
         if self.tags.name_before.is_empty() && (c == '<' || c.is_whitespace()) {
@@ -213,7 +216,7 @@ impl TaggedReader {
         if self.name.is_empty() {
             return Step::Stop;
         }
-        (self.place, self.is_begun, self.n_parameters) = (Place::Parameters, false, 0);
+        (self.place, self.is_begun, self.n_parameters) = (TaggedPlace::Parameters, false, 0);
         if is_certain && !self.is_bare {
             self.begin(calls, parts);
             calls.hold(self.grammar_header());
@@ -245,7 +248,7 @@ impl TaggedReader {
                     self.begin(calls, parts);
                     calls.hold(format!("{}{}", self.grammar_header(), self.tags.key_before));
                 }
-                self.place = Place::Key(String::new());
+                self.place = TaggedPlace::Key(String::new());
                 Step::More
             }
             Ok(Some(mark)) => {
@@ -254,7 +257,7 @@ impl TaggedReader {
                 if mark == self.close {
                     return Step::Done;
                 }
-                self.place = Place::Between;
+                self.place = TaggedPlace::Between;
                 Step::More
             }
             Err(()) => Step::Stop,
@@ -270,12 +273,16 @@ impl TaggedReader {
 
     /// Handles a mark after a key; the last one is followed by the value.
     fn after_key(&mut self, tools: &Tools) -> Step {
-        if let Place::AfterKey(key, n) = &self.place
+        if let TaggedPlace::AfterKey(key, n) = &self.place
             && *n == self.tags.key_after.len()
         {
             let kinds = tools.kinds(&self.name, key);
-            self.place =
-                Place::Value(Parameter { key: key.clone(), kinds, text: String::new(), is_given: false });
+            self.place = TaggedPlace::Value(Parameter {
+                key: key.clone(),
+                kinds,
+                text: String::new(),
+                is_given: false,
+            });
         }
         Step::More
     }

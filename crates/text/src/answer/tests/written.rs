@@ -524,7 +524,7 @@ proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 0, failure_persistence: None, ..ProptestConfig::with_cases(48) })]
 
     #[test]
-    fn what_models_write_is_admitted_and_understood(seed in any::<u64>()) {
+    fn texts_of_models_are_accepted_and_parsed(seed in any::<u64>()) {
         for format in FORMATS.iter().chain([&GENERIC]).skip((seed % 12) as usize).step_by(12) {
             check(format, seed);
         }

@@ -16,7 +16,7 @@ const MAX_STATES: usize = 2_000;
 const MAX_UNIQUE: usize = 63;
 
 /// The restrictions of all nodes of a set on arrays.
-struct Items {
+struct ArrayItems {
     prefix: Vec<Vec<Id>>,
     rest: Vec<Id>,
     /// True if no items are allowed after the prefix.
@@ -30,7 +30,7 @@ impl Compiler {
     pub(super) fn array(&mut self, set: &[Held]) -> Result<RulePart, String> {
         let (mut min, mut max) = (0, None);
         let n_prefix = set.iter().map(|held| self.node(*held).prefix.len()).max().unwrap_or(0);
-        let mut items = Items {
+        let mut items = ArrayItems {
             prefix: vec![Vec::new(); n_prefix],
             rest: Vec::new(),
             is_closed: false,
@@ -91,7 +91,7 @@ impl Compiler {
     }
 
     /// Rule of all items and the closing bracket.
-    fn items(&mut self, items: &Items) -> RulePart {
+    fn items(&mut self, items: &ArrayItems) -> RulePart {
         let n_prefix = items.prefix.len().min(items.max.unwrap_or(usize::MAX));
         let mut rest = self.rest(items, n_prefix);
         for at in (0..n_prefix).rev() {
@@ -106,7 +106,7 @@ impl Compiler {
     }
 
     /// Rule of the items after the first `at`, and the closing bracket.
-    fn rest(&mut self, items: &Items, at: usize) -> RulePart {
+    fn rest(&mut self, items: &ArrayItems, at: usize) -> RulePart {
         let end = if at >= items.min { self.style.close(at == 0, "]") } else { RulePart::Never };
         if items.max.is_some_and(|max| at >= max) {
             return end;
@@ -121,7 +121,7 @@ impl Compiler {
     }
 
     /// Rule of items from a few values, each at most once; `None` if there are too many values.
-    fn unique(&mut self, items: &Items) -> Option<RulePart> {
+    fn unique(&mut self, items: &ArrayItems) -> Option<RulePart> {
         if !items.prefix.is_empty() || items.contains.is_some() {
             return None;
         }
@@ -211,7 +211,7 @@ impl Compiler {
     }
 
     /// Rule of items of which some match; `None` if it needs too many states.
-    fn containing(&mut self, items: &Items, contains: &Contains) -> Option<RulePart> {
+    fn containing(&mut self, items: &ArrayItems, contains: &Contains) -> Option<RulePart> {
         let cap = items.max.unwrap_or_else(|| items.min.max(items.prefix.len() + 1));
         let found_cap = contains.max.unwrap_or(contains.min);
         if cap.saturating_add(1).saturating_mul(found_cap + 1) > MAX_STATES {

@@ -105,9 +105,7 @@ impl Compiler {
     pub(super) fn in_time(&self) -> Result<(), String> {
         match Instant::now() < self.deadline {
             true => Ok(()),
-            false => {
-                Err(format!("compiling it takes over {} s, expected less", MAX_TIME.as_secs()))
-            }
+            false => Err(format!("compiling it takes over {} s, expected less", MAX_TIME.as_secs())),
         }
     }
 

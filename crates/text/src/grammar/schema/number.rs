@@ -16,11 +16,11 @@ const MAX_COUNTED: i128 = 10_000;
 
 /// Enforcement of a number's restrictions.
 pub(super) enum Numbers {
-    /// By a regular language of its digits.
+    /// A regular language of its digits.
     Digits(Rx),
-    /// By llguidance's counting of remainders, which uses floating point numbers.
+    /// llguidance's counting of remainders, which uses floating point numbers.
     Counted(Value),
-    /// In part: the rest of `multipleOf` is not enforced.
+    /// A regular language of its digits; the rest of `multipleOf` is not enforced.
     NotMultiples(Rx),
 }
 

@@ -14,7 +14,7 @@ pub(super) enum RulePart {
     /// Matches no text.
     Never,
     Empty,
-    /// These bytes.
+    /// A literal of these bytes.
     Text(String),
     /// A terminal, by its index in a list.
     Token(usize),

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_wrong_is_named() {
+    async fn errors_name_the_value() {
         for (name, value, kind) in [
             ("temperature", "2", ErrorKind::Invalid),
             ("temperature", "NaN", ErrorKind::Invalid),

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn verbose_json_has_what_was_asked_for() {
+    fn verbose_json_has_the_requested_granularities() {
         let verbose = |segment, word| {
             let granularities = Granularities { segment, word };
             serde_json::to_value(Verbose::of(&transcript(), Task::Transcribe, granularities)).unwrap()

@@ -22,7 +22,7 @@ pub(super) struct ResponseEvents {
     sequence: usize,
     /// Completed items.
     output: Vec<Value>,
-    open: Option<Open>,
+    open: Option<OpenItem>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl OutputKind {
 }
 
 /// The item being written.
-struct Open {
+struct OpenItem {
     kind: OutputKind,
     item: Value,
     /// Its text, or the arguments or input of a call.
@@ -207,7 +207,7 @@ impl ResponseEvents {
             out.push(self.event(&format!("response.{name}.added"), data));
         }
         let (text, freeform) = (String::new(), Freeform::default());
-        self.open = Some(Open { kind, item, text, freeform, logprobs: Vec::new() });
+        self.open = Some(OpenItem { kind, item, text, freeform, logprobs: Vec::new() });
     }
 
     fn write(&mut self, mut text: String, tokens: Option<Vec<TokenInfo>>, out: &mut Vec<Value>) {
@@ -246,7 +246,7 @@ impl ResponseEvents {
             let rest = rest.freeform.finish();
             self.write_read(rest, None, out);
         }
-        let Some(Open { kind, mut item, text, logprobs, .. }) = self.open.take() else { return };
+        let Some(OpenItem { kind, mut item, text, logprobs, .. }) = self.open.take() else { return };
         let (id, index) = (item["id"].clone(), self.output.len());
         let place = || json!({ "item_id": id, "output_index": index });
         let done = format!("response.{}.done", kind.text_event());

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_by_its_path() {
+    fn errors_name_the_path() {
         let error = |input: Value| {
             let items = of_input(Some(&input), &|_| None);
             items.and_then(|items| messages(&items, 0, &Tools::default())).unwrap_err().to_string()

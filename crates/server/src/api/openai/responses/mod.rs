@@ -158,7 +158,7 @@ async fn whole(
 }
 
 /// Position in a stream.
-enum At {
+enum ResponsePosition {
     Begin,
     Answer,
     End,
@@ -174,12 +174,12 @@ fn stream(
         let frame = |event: &Value| sse::event(event["type"].as_str().unwrap_or_default(), event);
         events.iter().map(frame).collect::<Vec<_>>().concat().into()
     };
-    let begun = (At::Begin, answer, events, Some(keep));
+    let begun = (ResponsePosition::Begin, answer, events, Some(keep));
     futures_util::stream::unfold(begun, move |(at, mut answer, mut events, mut keep)| async move {
         let (out, at) = match at {
-            At::Begin => (events.start(), At::Answer),
-            At::End => return None,
-            At::Answer => {
+            ResponsePosition::Begin => (events.start(), ResponsePosition::Answer),
+            ResponsePosition::End => return None,
+            ResponsePosition::Answer => {
                 let AnswerEvent { kind, timings, .. } = answer.next().await?;
                 let timings = timing.of_event(&timings);
                 let with_timings = |out: Vec<Value>| -> Vec<Value> {
@@ -188,15 +188,15 @@ fn stream(
                 match kind {
                     EventKind::Delta(Delta::Progress(progress)) => {
                         let timings = timing.of_prompt(&progress);
-                        (vec![events.progress(&progress, timings)], At::Answer)
+                        (vec![events.progress(&progress, timings)], ResponsePosition::Answer)
                     }
-                    EventKind::Delta(delta) => (with_timings(events.push(delta)), At::Answer),
+                    EventKind::Delta(delta) => (with_timings(events.push(delta)), ResponsePosition::Answer),
                     EventKind::Done(finish) => {
                         let (out, response) = events.finish(&finish);
                         if let Some(keep) = keep.take() {
                             keep(&response);
                         }
-                        (with_timings(out), At::End)
+                        (with_timings(out), ResponsePosition::End)
                     }
                 }
             }

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_codex_sends_is_taken() {
+    fn requests_of_codex_are_accepted() {
         let function =
             |name: &str| json!({ "type": "function", "name": name, "parameters": { "type": "object" } });
         let text = |text: &str| json!([{ "type": "input_text", "text": text }]);
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_honoured_is_refused_by_name() {
+    fn unsupported_values_are_refused_by_name() {
         for (more, name) in [
             (json!({ "background": true }), "background"),
             (json!({ "conversation": "conv_1" }), "conversation"),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn tiers_and_efforts_change_what_is_asked() {
+    fn tiers_and_efforts_change_the_request() {
         let found = request(json!({
             "input": "a", "service_tier": "flex", "reasoning": { "effort": "minimal", "summary": "auto" },
             "metadata": { "k": "v" }, "text": { "verbosity": "medium" }, "max_tool_calls": null,
