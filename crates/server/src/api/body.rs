@@ -65,7 +65,8 @@ pub fn text_or_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result
 pub fn part<T: DeserializeOwned>(object: &Value, prefix: &str) -> Result<T, ApiError> {
     serde_path_to_error::deserialize(object).map_err(|error| {
         let found = wrong(&error, prefix);
-        let key = object.as_object().filter(|_| found.param.is_none()).and_then(wrong_key::<T>);
+        let is_searched = |body: &&Map<String, Value>| found.param.is_none() && is_small(body);
+        let key = object.as_object().filter(is_searched).and_then(wrong_key::<T>);
         key.map_or(found, |key| about(&format!("{prefix}{key}"), error.inner()))
     })
 }
@@ -132,6 +133,22 @@ fn wrong_key_of_text<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
         return None;
     }
     wrong_key::<T>(&serde_json::from_slice(bytes).ok()?)
+}
+
+/// Returns true if the JSON of a body has at most [`MAX_SEARCHED`] bytes. Stops at the limit.
+fn is_small(body: &Map<String, Value>) -> bool {
+    struct Budget(usize);
+    impl std::io::Write for Budget {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::WriteZero)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    serde_json::to_writer(Budget(MAX_SEARCHED), body).is_ok()
 }
 
 /// Finds the key without which these keys are valid.
@@ -226,6 +243,8 @@ fn found_in_json(found: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[derive(Debug, serde::Deserialize)]
@@ -324,5 +343,23 @@ mod tests {
         assert!(parse::<Body>(b"{\"list\":[]} \n").is_ok());
         let error = parse::<Body>(br#"{"list":[]} x"#).unwrap_err();
         assert!(error.message.contains("expected its end"), "{}", error.message);
+    }
+
+    #[test]
+    fn parts_of_small_bodies_name_flattened_keys() {
+        #[derive(Debug, Deserialize)]
+        struct FlatKeys {
+            n: Option<u32>,
+        }
+        #[derive(Debug, Deserialize)]
+        struct KeyHolder {
+            #[serde(flatten)]
+            keys: FlatKeys,
+        }
+        let read = |body: Value| part::<KeyHolder>(&body, "options.");
+        assert_eq!(read(json!({ "n": 7 })).unwrap().keys.n, Some(7));
+        let param = |body: Value| read(body).unwrap_err().param;
+        assert_eq!(param(json!({ "a": 1, "n": "x" })).as_deref(), Some("options.n"));
+        assert_eq!(param(json!({ "a": "x".repeat(MAX_SEARCHED), "n": "x" })), None);
     }
 }

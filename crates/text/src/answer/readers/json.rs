@@ -348,7 +348,8 @@ impl JsonReader {
         }
     }
 
-    /// Handles the end of a value.
+    /// Emits arguments whose value has ended, unless they were emitted as they arrived. Without a
+    /// name they are kept until the name comes.
     fn arguments_so_far(
         &mut self,
         member: MemberRole,

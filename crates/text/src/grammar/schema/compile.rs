@@ -317,7 +317,7 @@ impl Compiler {
     }
 
     fn digits(&mut self, rx: &Rx) -> RulePart {
-        self.terminal(rx, rx.terminal(super::rx::Spelling::Plain))
+        self.terminal(rx, rx.terminal(super::rx::CharSpelling::Plain))
     }
 
     fn string(&mut self, set: &[Held], forbidden: &[Value]) -> Result<RulePart, String> {

@@ -212,14 +212,14 @@ impl Rx {
             return match self {
                 Rx::Never => RegexAst::NoMatch,
                 Rx::Empty => RegexAst::EmptyString,
-                other => RegexAst::Regex(other.regex(Spelling::Plain)),
+                other => RegexAst::Regex(other.regex(CharSpelling::Plain)),
             };
         }
         let all = |parts: &[Rx]| parts.iter().map(Rx::ast).collect();
         match self {
             Rx::Never => RegexAst::NoMatch,
             Rx::Empty => RegexAst::EmptyString,
-            Rx::Set(_) => RegexAst::Regex(self.regex(Spelling::Plain)),
+            Rx::Set(_) => RegexAst::Regex(self.regex(CharSpelling::Plain)),
             Rx::Cat(parts) => RegexAst::Concat(all(parts)),
             Rx::Alt(parts) => RegexAst::Or(all(parts)),
             Rx::And(parts) => RegexAst::And(all(parts)),
@@ -321,13 +321,13 @@ impl Rx {
     }
 
     /// The language as one regular expression, if [`Self::is_simple`].
-    fn regex(&self, spelling: Spelling) -> String {
+    fn regex(&self, spelling: CharSpelling) -> String {
         let mut out = String::new();
         self.write_regex(spelling, &mut out);
         out
     }
 
-    fn write_regex(&self, spelling: Spelling, out: &mut String) {
+    fn write_regex(&self, spelling: CharSpelling, out: &mut String) {
         match self {
             Rx::Never => out.push_str("[^\\x00-\\x{10ffff}]"),
             Rx::Empty => out.push_str("(?:)"),
@@ -361,7 +361,7 @@ impl Rx {
     }
 
     /// The language as the expression of a Lark terminal.
-    pub(super) fn terminal(&self, spelling: Spelling) -> String {
+    pub(super) fn terminal(&self, spelling: CharSpelling) -> String {
         if self.is_simple() {
             return match self {
                 Rx::Empty => "\"\"".into(),
@@ -392,7 +392,7 @@ impl Rx {
 
     /// The language in quotes, as a Lark terminal.
     pub(super) fn quoted(&self) -> String {
-        match self.terminal(Spelling::Json) {
+        match self.terminal(CharSpelling::Json) {
             simple if self.is_simple() && *self != Rx::Empty => {
                 format!("/\"{}\"/", &simple[1..simple.len() - 1])
             }
@@ -403,18 +403,18 @@ impl Rx {
 
 /// Spelling of characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spelling {
+pub(super) enum CharSpelling {
     /// The character itself.
     Plain,
     /// The spelling within a JSON string.
     Json,
 }
 
-impl Spelling {
+impl CharSpelling {
     fn write(self, set: &CharSet, out: &mut String) {
         match self {
-            Spelling::Plain => set.write(out),
-            Spelling::Json => {
+            CharSpelling::Plain => set.write(out),
+            CharSpelling::Json => {
                 let escaped = CharSet::of([(0, 0x1f), (0x22, 0x22), (0x5c, 0x5c), (0x7f, 0x7f)]);
                 let plain = set.without(&escaped);
                 out.push_str("(?:");
