@@ -160,12 +160,12 @@ impl Answer {
                     completion_tokens: ended.timings.generated_tokens,
                     reasoning_tokens: reader.map_or(0, Reader::n_reasoning),
                 };
-                let reason = match stop_reason(ended.reason) {
-                    StopReason::End | StopReason::StopToken(_) if reader.is_some_and(Reader::has_calls) => {
-                        StopReason::ToolCalls
-                    }
-                    reason => reason,
-                };
+                let mut reason = stop_reason(ended.reason);
+                if matches!(reason, StopReason::End | StopReason::StopToken(_))
+                    && reader.is_some_and(Reader::has_calls)
+                {
+                    reason = StopReason::ToolCalls;
+                }
                 let finish = Finish { reason, usage, timings: ended.timings, seed: ended.seed };
                 self.pending.push_back(event(EventKind::Done(finish)));
             }

@@ -86,7 +86,7 @@ impl Dialect {
                         items.push(value);
                         i = end;
                     }
-                    other => return other,
+                    ended @ (Parsed::Open | Parsed::Wrong) => return ended,
                 },
             }
         }

@@ -183,7 +183,7 @@ impl JsonReader {
         match self.name(key, tools, calls, parts) {
             // The colon precedes the arguments, and nothing else follows it.
             Step::More => self.stay(JsonPlace::Colon(ARGUMENTS[0].to_owned())),
-            step => step,
+            step @ (Step::Done | Step::Stop) => step,
         }
     }
 

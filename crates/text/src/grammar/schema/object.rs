@@ -361,9 +361,9 @@ impl Compiler {
                 let key = self.quoted(&all_of(vec![begins.clone(), other.names.clone()]));
                 let next = RulePart::With(then, "set_bit({})", letter);
                 let member = RulePart::seq([key, self.style.colon(), other.value.clone(), next]);
-                options.push(match member {
-                    RulePart::Never => RulePart::Never,
-                    member => RulePart::When(Box::new(member), format!("bit_clear({letter})")),
+                options.push(match member == RulePart::Never {
+                    true => RulePart::Never,
+                    false => RulePart::When(Box::new(member), format!("bit_clear({letter})")),
                 });
             }
         }

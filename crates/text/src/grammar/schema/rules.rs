@@ -43,7 +43,14 @@ impl RulePart {
                 RulePart::Never => return RulePart::Never,
                 RulePart::Empty => {}
                 RulePart::Seq(parts) => flat.extend(parts),
-                part => flat.push(part),
+                RulePart::Text(_)
+                | RulePart::Token(_)
+                | RulePart::Rule(_)
+                | RulePart::With(..)
+                | RulePart::Alt(_)
+                | RulePart::When(..)
+                | RulePart::Repeat(..)
+                | RulePart::Raw(_) => flat.push(part),
             }
         }
         match flat.len() {
@@ -59,7 +66,15 @@ impl RulePart {
             match option {
                 RulePart::Never => {}
                 RulePart::Alt(options) => flat.extend(options),
-                option => flat.push(option),
+                RulePart::Empty
+                | RulePart::Text(_)
+                | RulePart::Token(_)
+                | RulePart::Rule(_)
+                | RulePart::With(..)
+                | RulePart::Seq(_)
+                | RulePart::When(..)
+                | RulePart::Repeat(..)
+                | RulePart::Raw(_) => flat.push(option),
             }
         }
         let mut seen = HashSet::new();
@@ -200,10 +215,13 @@ fn pruned(part: RulePart, ends: &[bool]) -> RulePart {
         RulePart::Seq(parts) => RulePart::seq(parts.into_iter().map(|part| pruned(part, ends))),
         RulePart::Alt(options) => RulePart::alt(options.into_iter().map(|option| pruned(option, ends))),
         // A required property without a possible value blocks the way to the end.
-        RulePart::When(part, condition) => match pruned(*part, ends) {
-            RulePart::Never => RulePart::Never,
-            part => RulePart::When(Box::new(part), condition),
-        },
+        RulePart::When(part, condition) => {
+            let part = pruned(*part, ends);
+            match part == RulePart::Never {
+                true => RulePart::Never,
+                false => RulePart::When(Box::new(part), condition),
+            }
+        }
         RulePart::Repeat(part, min, max) => RulePart::repeat(pruned(*part, ends), min, max),
     }
 }
@@ -224,7 +242,7 @@ struct Writer<'a> {
     is_written: Vec<bool>,
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
     /// Writes the options of a rule, or those between parentheses.
     fn options(&mut self, part: &RulePart, depth: usize, out: &mut String) {
         let RulePart::Alt(options) = part else { return self.option(part, depth, out) };
@@ -247,28 +265,34 @@ impl Writer<'_> {
                     if n > 0 {
                         out.push(' ');
                     }
-                    match part {
+                    match self.inlined(part, depth) {
                         // A sequence that is used once needs no parentheses.
-                        RulePart::Rule(rule) if self.is_inline(*rule, depth) => {
-                            let body = &self.rules.bodies[*rule];
-                            match body {
-                                RulePart::Seq(_) => self.option(body, depth + 1, out),
-                                body => self.atom(body, depth + 1, out),
-                            }
-                        }
-                        part => self.atom(part, depth, out),
+                        Some(body) if matches!(body, RulePart::Seq(_)) => self.option(body, depth + 1, out),
+                        Some(body) => self.atom(body, depth + 1, out),
+                        None => self.atom(part, depth, out),
                     }
                 }
             }
-            RulePart::Rule(rule) if self.is_inline(*rule, depth) => {
-                let body = &self.rules.bodies[*rule];
-                match body {
-                    RulePart::Alt(_) => self.atom(body, depth + 1, out),
-                    body => self.option(body, depth + 1, out),
-                }
-            }
-            part => self.atom(part, depth, out),
+            RulePart::Never
+            | RulePart::Empty
+            | RulePart::Text(_)
+            | RulePart::Token(_)
+            | RulePart::Rule(_)
+            | RulePart::With(..)
+            | RulePart::Alt(_)
+            | RulePart::Repeat(..)
+            | RulePart::Raw(_) => match self.inlined(part, depth) {
+                Some(body) if matches!(body, RulePart::Alt(_)) => self.atom(body, depth + 1, out),
+                Some(body) => self.option(body, depth + 1, out),
+                None => self.atom(part, depth, out),
+            },
         }
+    }
+
+    /// The body of a rule that is written in place of its name; `None` for other parts.
+    fn inlined(&self, part: &RulePart, depth: usize) -> Option<&'a RulePart> {
+        let RulePart::Rule(rule) = part else { return None };
+        self.is_inline(*rule, depth).then(|| &self.rules.bodies[*rule])
     }
 
     fn is_inline(&self, rule: usize, depth: usize) -> bool {

@@ -154,10 +154,11 @@ impl Rx {
     pub(super) fn and(parts: impl IntoIterator<Item = Rx>) -> Rx {
         let mut flat: Vec<Rx> = Vec::new();
         for part in parts {
-            match part {
-                Rx::Never => return Rx::Never,
-                part if part == Rx::anything() || flat.contains(&part) => {}
-                part => flat.push(part),
+            if part == Rx::Never {
+                return Rx::Never;
+            }
+            if part != Rx::anything() && !flat.contains(&part) {
+                flat.push(part);
             }
         }
         match flat.len() {
@@ -171,7 +172,9 @@ impl Rx {
         match self {
             Rx::Not(inner) => *inner,
             Rx::Never => Rx::anything(),
-            other => Rx::Not(Box::new(other)),
+            Rx::Empty | Rx::Set(_) | Rx::Cat(_) | Rx::Alt(_) | Rx::Repeat(..) | Rx::And(_) => {
+                Rx::Not(Box::new(self))
+            }
         }
     }
 
@@ -212,7 +215,9 @@ impl Rx {
             return match self {
                 Rx::Never => RegexAst::NoMatch,
                 Rx::Empty => RegexAst::EmptyString,
-                other => RegexAst::Regex(other.regex(CharSpelling::Plain)),
+                Rx::Set(_) | Rx::Cat(_) | Rx::Alt(_) | Rx::Repeat(..) | Rx::And(_) | Rx::Not(_) => {
+                    RegexAst::Regex(self.regex(CharSpelling::Plain))
+                }
             };
         }
         let all = |parts: &[Rx]| parts.iter().map(Rx::ast).collect();
@@ -363,9 +368,9 @@ impl Rx {
     /// The language as the expression of a Lark terminal.
     pub(super) fn terminal(&self, spelling: CharSpelling) -> String {
         if self.is_simple() {
-            return match self {
-                Rx::Empty => "\"\"".into(),
-                other => format!("/{}/", other.regex(spelling)),
+            return match *self == Rx::Empty {
+                true => "\"\"".into(),
+                false => format!("/{}/", self.regex(spelling)),
             };
         }
         let joined = |parts: &[Rx], separator: &str| {
