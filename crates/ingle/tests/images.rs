@@ -242,7 +242,7 @@ fn a_picture_gives_one_answer_on_the_command_line_and_by_every_api() {
     assert_eq!(found["message"]["content"], seen, "{found}");
     by_file(&server, id, &std::fs::read(&image).unwrap(), &seen);
     for (url, expected) in [
-        ("https://example.org/a.png", "none is fetched"),
+        ("https://example.org/a.png", "not downloaded"),
         ("data:image/png;base64,QUJDREVGRw==", "expected PNG, JPEG or WebP"),
         ("data:image/png;base64,***", "expected base64"),
     ] {

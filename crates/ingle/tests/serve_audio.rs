@@ -187,7 +187,7 @@ fn invalid_requests_are_refused(server: &Server) {
             "one of en (english)",
         ),
         (TRANSLATIONS, b"x", &[("model", TINY)], 400, "model", "English only"),
-        (TRANSCRIPTIONS, b"x", &[], 400, "model", "does not hear"),
+        (TRANSCRIPTIONS, b"x", &[], 400, "model", "does not transcribe"),
         (TRANSCRIPTIONS, b"x", &[("model", "whisper-1")], 404, "model", "expected one of"),
         (TRANSCRIPTIONS, b"x", &[("model", BASE), ("include[]", "logprobs")], 400, "include", "include"),
         (TRANSCRIPTIONS, b"x", &[("model", BASE), ("temperature", "-1")], 400, "temperature", "from 0 to 1"),

@@ -1,4 +1,4 @@
-//! Who may ask, and how often: API keys, their rates, and the name of each request.
+//! Access to the server: API keys, their rates, and an id for each request.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
@@ -24,10 +24,10 @@ use crate::warnings;
 #[derive(Clone)]
 pub struct Access {
     tenants: Arc<[Tenant]>,
-    /// Whether a key is asked for; if not, there is one tenant.
+    /// True if a request needs a key; without keys there is one tenant.
     has_keys: bool,
     n_requests: Arc<AtomicU64>,
-    /// Distinguishes request ids of one start from those of another.
+    /// Random number that distinguishes request ids of one start from those of another.
     start: u32,
 }
 
@@ -35,28 +35,28 @@ tokio::task_local! {
     static TENANT: u64;
 }
 
-/// The tenant whose request this task answers, for what every request may touch on its way: models and what is kept of them. 0
-/// without keys, and outside of requests.
+/// The tenant whose request this task answers. Models and caches look it up. 0 without keys, and
+/// outside of requests.
 pub(crate) fn tenant() -> u64 {
     TENANT.try_with(|tenant| *tenant).unwrap_or(0)
 }
 
-/// Answer a request of a tenant.
+/// Answers a request of a tenant.
 pub(crate) async fn of_tenant<T>(tenant: u64, answer: impl Future<Output = T>) -> T {
     TENANT.scope(tenant, answer).await
 }
 
-/// Who has a certain key.
+/// The holder of an API key.
 struct Tenant {
     id: u64,
-    /// So that comparing takes the same time for every length.
+    /// Hash of the key, so that a comparison takes the same time for every length.
     key_hash: [u8; 32],
-    /// `None`: as many requests as it likes.
+    /// Limit of the request rate; `None` for no limit.
     rate: Option<DefaultDirectRateLimiter>,
 }
 
 impl Tenant {
-    /// Count a request.
+    /// Counts a request.
     ///
     /// # Errors
     /// The tenant has sent too many.
@@ -74,9 +74,10 @@ impl Tenant {
 }
 
 impl Access {
-    /// Each key is a tenant: it shares neither prefixes nor more than its part of the machine with others. `rate` is how many
-    /// requests a minute a tenant may send; that many may come at once. A tenant's number, which names what is kept of it, is made of
-    /// its key and `secret`: without the secret, nobody can tell whether a number is of a certain key.
+    /// Makes each key a tenant. Tenants do not share cached prefixes, and each gets its part of the
+    /// machine. `rate` is the number of requests that a tenant may send each minute, and at once. A
+    /// tenant's number names what is stored for it. The number is derived from the key and
+    /// `secret`, so it does not reveal the key.
     pub fn new(keys: &[String], secret: &[u8; 32], rate: Option<NonZeroU32>) -> Access {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let limiter = || rate.map(|rate| RateLimiter::direct(Quota::per_minute(rate)));
@@ -85,7 +86,7 @@ impl Access {
             let keyed = hash(&[&secret[..], &key_hash[..]].concat());
             let mut id = [0; 8];
             id.copy_from_slice(&keyed[..8]);
-            // 0 is everybody without keys.
+            // 0 is the tenant of a server without keys.
             Tenant { id: u64::from_le_bytes(id).max(1), key_hash, rate: limiter() }
         };
         let everybody = || Tenant { id: 0, key_hash: [0; 32], rate: limiter() };
@@ -100,7 +101,7 @@ impl Access {
         }
     }
 
-    /// The tenant of a request; `None`: its key is missing or wrong.
+    /// The tenant of a request; `None` if its key is missing or wrong.
     fn tenant(&self, headers: &HeaderMap) -> Option<&Tenant> {
         if !self.has_keys {
             return self.tenants.first();
@@ -111,7 +112,7 @@ impl Access {
         });
         let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))?;
         let given = hash(given);
-        // All are compared, whichever is right.
+        // All keys are compared, so that the time does not tell which one matches.
         let matches = |tenant: &Tenant| bool::from(tenant.key_hash.ct_eq(&given));
         self.tenants.iter().fold(None, |found, tenant| if matches(tenant) { Some(tenant) } else { found })
     }
@@ -133,17 +134,17 @@ fn hash(key: &[u8]) -> [u8; 32] {
     Sha256::digest(key).into()
 }
 
-/// Name a request, check its key, log it.
+/// Names a request, checks its key and logs it.
 pub(crate) async fn check(State(access): State<Access>, mut request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let request_id = access.request_id(request.headers());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    // Who balances load, or restarts what hangs, has no key.
+    // Load balancers and supervisors have no key.
     let is_public = matches!(path.as_str(), "/health" | "/v1/health" | "/health_generate")
         || crate::page::PUBLIC.contains(&path.as_str());
     let tenant = match access.tenant(request.headers()) {
         _ if is_public => Ok(0),
-        // Lists and figures cost nothing.
+        // Lists and metrics are not counted.
         Some(tenant) if method == Method::POST => tenant.count().map(|()| tenant.id),
         Some(tenant) => Ok(tenant.id),
         None => Err(ApiError {
@@ -174,12 +175,12 @@ pub(crate) async fn check(State(access): State<Access>, mut request: Request, ne
     response
 }
 
-/// A number for the address that a request comes from.
+/// A number for the client's address.
 fn address(request: &Request) -> u64 {
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
     peer.map_or(0, |ConnectInfo(peer)| match peer.ip().to_canonical() {
         IpAddr::V4(ip) => u64::from(ip.to_bits()),
-        // A network of 64 bits is one household.
+        // A /64 network is one household.
         IpAddr::V6(ip) => (ip.to_bits() >> 64) as u64,
     })
 }
@@ -207,9 +208,9 @@ mod tests {
         let a = tenant(&["a", "b"], "authorization", "bearer a");
         let b = tenant(&["a", "b"], "x-api-key", "b");
         assert!(a.is_some() && b.is_some() && a != b && a != Some(0));
-        // It does not depend on the other keys.
+        // The number does not depend on the other keys.
         assert_eq!(tenant(&["a"], "x-api-key", "a"), a);
-        // It does on the secret.
+        // The number depends on the secret.
         let other = Access::new(&["a".to_owned()], &[8; 32], None);
         assert_ne!(other.tenants.first().map(|tenant| tenant.id), a);
     }

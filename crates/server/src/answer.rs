@@ -1,50 +1,46 @@
-//! An answer on its way to the client: pieces as they become certain.
-
-mod answering;
+//! An answer on its way to the client, in pieces that will not change.
 
 use engine::{Progress, Timings};
 
-pub use self::answering::Answer;
-
-/// What an answer, or one of several, says next.
+/// The next event of one of a request's answers.
 #[derive(Clone, Debug)]
 pub struct AnswerEvent {
-    /// Which of `n` answers.
+    /// Index among the `n` answers.
     pub choice: usize,
-    /// What it says.
+    /// The content of the event.
     pub kind: EventKind,
-    /// How long it took up to the tokens of this event; all 0 before the first token.
+    /// Times up to the tokens of this event; all 0 before the first token.
     pub timings: Timings,
 }
 
-/// See [`AnswerEvent`].
+/// The content of an [`AnswerEvent`].
 #[derive(Clone, Debug)]
 pub enum EventKind {
     /// More of the answer.
     Delta(Delta),
-    /// It has ended; nothing of this choice follows.
+    /// The answer has ended; nothing of this choice follows.
     Done(Finish),
 }
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Delta {
-    /// The model thinks.
+    /// Text of the model's reasoning.
     Reasoning(String),
-    /// Text of the answer, with its tokens if log-probabilities were asked for.
+    /// Text of the answer, with its tokens if the request wants log-probabilities.
     Content {
-        /// More text; may be empty where only tokens are to be reported.
+        /// More text; may be empty if only tokens are reported.
         text: String,
         /// Tokens chosen since the last piece.
         tokens: Vec<TokenInfo>,
     },
-    /// A tool is called; its arguments follow.
+    /// A call of a tool begins; its arguments follow.
     CallBegin {
-        /// Counted from 0 within the answer.
+        /// Index within the answer, from 0.
         index: usize,
-        /// Made by us: `call_…`.
+        /// Id that the server makes: `call_…`.
         id: String,
-        /// The function.
+        /// Name of the function.
         name: String,
     },
     /// More of a call's arguments, JSON text.
@@ -54,78 +50,80 @@ pub enum Delta {
         /// More text.
         text: String,
     },
-    /// A call's arguments are whole.
+    /// A call's arguments are complete.
     CallEnd {
         /// As in `CallBegin`.
         index: usize,
     },
-    /// Tokens of the prompt but its first, with their log-probabilities, in order; before everything else.
+    /// Tokens of the prompt except its first, with log-probabilities, in order. Comes before
+    /// everything else.
     Prompt(Vec<TokenInfo>),
-    /// How far the prompt is, if [`crate::request::GenerateOptions::progress`] asks; before the answer.
+    /// Progress of prefill, if [`crate::request::GenerateOptions::progress`] is set. Comes before
+    /// the answer.
     Progress(Progress),
 }
 
-/// A token and how likely it was.
+/// A token and its log-probability.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenInfo {
     /// Token id.
     pub id: u32,
-    /// Its bytes; those of a character may be spread over several tokens.
+    /// The token's bytes. A character may span several tokens.
     pub bytes: Vec<u8>,
-    /// Natural logarithm of its probability; `None` where there is none.
+    /// Natural logarithm of the token's probability; `None` if it has none.
     pub logprob: Option<f32>,
-    /// The best tokens in its place: ids, bytes, log-probabilities.
+    /// The most likely tokens at this position: ids, bytes, log-probabilities.
     pub top: Vec<(u32, Vec<u8>, f32)>,
 }
 
-/// How an answer ended.
+/// The end of an answer.
 #[derive(Clone, Debug)]
 pub struct Finish {
-    /// Why.
+    /// Reason for the end.
     pub reason: StopReason,
     /// Tokens of prompt and answer.
     pub usage: Usage,
-    /// How long it took.
+    /// Times of the whole answer.
     pub timings: Timings,
-    /// The seed that was used.
+    /// The seed that the sampler used.
     pub seed: u64,
 }
 
 /// Why an answer ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// The model ended it.
+    /// The model ended the answer.
     End,
-    /// This text was about to appear.
+    /// This stop string was about to appear.
     StopString(String),
-    /// A token that the request names.
+    /// The model chose this stop token of the request.
     StopToken(u32),
-    /// As long as was asked for.
+    /// The answer reached the request's limit of tokens.
     MaxTokens,
     /// The context is full.
     ContextFull,
-    /// It calls tools.
+    /// The answer calls tools.
     ToolCalls,
-    /// The client hung up, or said so.
+    /// The client closed the connection or cancelled.
     Cancelled,
-    /// The request's time is over.
+    /// The request's time limit passed.
     Timeout,
-    /// It cannot go on as its grammar asks, in words: no token is fit, or the grammar takes more work than is allowed.
+    /// The grammar allows no token, or takes more work than allowed; the text says which.
     Ungrammatical(String),
-    /// It could not go on, in words.
+    /// The answer failed; the text says why.
     Failed(String),
 }
 
-/// Tokens of a request.
+/// Token counts of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Of the prompt.
+    /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of these, those that were found computed.
+    /// Tokens of the prompt that were in the prefix cache.
     pub cached_tokens: usize,
-    /// Of the answer, reasoning and calls included.
+    /// Tokens of the answer, with reasoning and calls.
     pub completion_tokens: usize,
-    /// Of these, reasoning.
+    /// Tokens of reasoning, a part of `completion_tokens`.
     pub reasoning_tokens: usize,
 }
 
@@ -138,27 +136,27 @@ pub struct Collected {
     pub content: String,
     /// Its tool calls in order.
     pub calls: Vec<ToolCall>,
-    /// Its tokens, if log-probabilities were asked for.
+    /// Its tokens, if the request wants log-probabilities.
     pub tokens: Vec<TokenInfo>,
-    /// The prompt's tokens but the first, if log-probabilities of these were asked for.
+    /// The prompt's tokens except the first, if the request wants their log-probabilities.
     pub prompt: Vec<TokenInfo>,
-    /// How it ended; always there in what [`crate::Answer::collect`] gives.
+    /// The end of the answer; always set by [`crate::Answer::collect`].
     pub finish: Option<Finish>,
 }
 
 /// A call of a tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolCall {
-    /// `call_…`
+    /// The call's id, `call_…`.
     pub id: String,
-    /// The function.
+    /// Name of the function.
     pub name: String,
-    /// JSON text of an object.
+    /// Arguments as the JSON text of an object.
     pub arguments: String,
 }
 
 impl Collected {
-    /// Add a piece.
+    /// Adds a piece.
     pub fn push(&mut self, delta: Delta) {
         match delta {
             Delta::Reasoning(text) => self.reasoning.push_str(&text),

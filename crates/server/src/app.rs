@@ -1,4 +1,4 @@
-//! What the handlers of every API share: the models, and the few things that can be asked of them.
+//! State that the handlers of every API share: the models, and operations on them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,11 +8,12 @@ use engine::{Constraint, Governor, MemoryStatus, SamplingChoice};
 use text::{Gap, Grammar, Specials, Trigger};
 use tokio::sync::watch;
 
-use crate::answer::Answer;
+use crate::answering::Answer;
+use crate::blocking::blocking;
 use crate::chat::{Prepared, render};
 use crate::details::ModelDetails;
 use crate::embedder;
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ApiError, CUT, ErrorKind, Result};
 use crate::handlers::Handlers;
 use crate::lazy::Lazy;
 use crate::models::{
@@ -21,9 +22,8 @@ use crate::models::{
 use crate::preparing::Preparing;
 use crate::request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt};
 use crate::stream::Channel;
-use crate::transcriber::{TranscribeRequest, Transcription, open_recording};
-use crate::truncate::shorten;
-use crate::warnings::Warnings;
+use crate::transcriber::{TranscribeRequest, open_recording};
+use crate::transcription::Transcription;
 
 /// The state of every handler. Cheap to clone.
 #[derive(Clone)]
@@ -34,74 +34,73 @@ struct Inner {
     max_waiting: usize,
     max_wait: Duration,
     governor: Option<Arc<Governor>>,
-    /// Of an answer.
+    /// Most tokens of an answer.
     max_tokens: Option<usize>,
     stream_interval: Duration,
     sampling: SamplingChoice,
     is_ready: AtomicBool,
     is_draining: AtomicBool,
-    /// Becomes true when running answers are to end.
+    /// True once running answers must end.
     cut: watch::Sender<bool>,
     preparing: Preparing,
-    /// The same for grammars, which cannot be stopped while they are compiled: who has none waits for nobody's.
+    /// Threads for grammars, whose compilation cannot be stopped. Requests without a grammar never
+    /// wait for them.
     compiling: Preparing,
-    handlers: Handlers,
+    handlers: Arc<Handlers>,
 }
 
-/// Why answers end that a server has no time to finish.
-pub(crate) const CUT: &str = "the server is shutting down";
-
-/// What a model is busy with.
+/// Requests of a model.
 #[derive(Clone, Debug)]
 pub struct ModelActivity {
     /// The model's id.
     pub id: String,
-    /// Sequences at once.
+    /// Number of concurrent sequences.
     pub n_slots: usize,
-    /// Those that run and those that wait, in order of arrival; `None`: another tenant's, of which nothing is told.
+    /// Running and waiting requests, in order of arrival; `None` for another tenant's, whose
+    /// details stay hidden.
     pub requests: Vec<Option<RequestActivity>>,
 }
 
-/// A request on its way.
+/// A request that has not ended.
 #[derive(Clone, Debug)]
 pub struct RequestActivity {
-    /// As in `x-request-id`.
+    /// The id in `x-request-id`.
     pub id: String,
     /// Tokens of its prompt.
     pub n_prompt: usize,
     /// Tokens of all its answers so far.
     pub n_decoded: usize,
-    /// Since it came.
+    /// Time since the request arrived.
     pub age: Duration,
 }
 
-/// What clients want to know of a model that writes text.
+/// Properties of a model that generates text.
 #[derive(Clone, Debug)]
 pub struct TextProps {
-    /// Its id.
+    /// The model's id.
     pub id: String,
-    /// Tokens of a sequence.
+    /// Context length of a sequence, in tokens.
     pub n_ctx: usize,
-    /// Sequences at once.
+    /// Number of concurrent sequences.
     pub n_slots: usize,
-    /// Its chat template; `None`: a base model.
+    /// The chat template; `None` for a base model.
     pub chat_template: Option<String>,
-    /// The text of the token that begins a text; empty if it has none.
+    /// Text of the BOS token; empty if there is none.
     pub bos: String,
-    /// The text of the token that ends an answer.
+    /// Text of the EOS token; empty if there is none.
     pub eos: String,
 }
 
 /// Texts to embed.
 #[derive(Clone, Debug, Default)]
 pub struct EmbedRequest {
-    /// The model's id; empty: the first.
+    /// The model's id; empty for the first model.
     pub model: String,
-    /// Texts, or tokens.
+    /// Inputs as texts or tokens.
     pub inputs: Vec<Prompt>,
-    /// Whether a text longer than the model takes is cut; if not, it is an error.
+    /// True if a text longer than the model's context is truncated; false if it is an error.
     pub truncate: bool,
-    /// How long the model stays loaded after this request.
+    /// Time that the model stays loaded after this request.
     pub keep_alive: Option<KeepAlive>,
 }
 
@@ -112,33 +111,33 @@ pub struct Embedded {
     pub model: String,
     /// `(n_inputs, dimensions)`
     pub vectors: Vec<Vec<f32>>,
-    /// Tokens of all inputs.
+    /// Number of tokens of all inputs.
     pub n_tokens: usize,
 }
 
-/// What the operator decides.
+/// The operator's settings.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Ids of the models, in order; the first answers requests that name none.
+    /// Ids of the models, in order; the first serves requests that name none.
     pub models: Vec<String>,
-    /// How long a model stays loaded when nobody uses it.
+    /// Time that an idle model stays loaded.
     pub keep_alive: KeepAlive,
-    /// Most requests that wait for a slot of a model; more are refused with 429.
+    /// Most requests that wait for a slot of a model; further ones get a 429.
     pub max_waiting: usize,
-    /// Longest time to the first token, as predicted; what would take longer is refused with 429.
+    /// Longest predicted time to the first token; a request that would take longer gets a 429.
     pub max_wait: Duration,
-    /// Who governs the memory of all models; idle ones are unloaded where it asks for that.
+    /// Governor of the memory of all models; at its request idle ones are unloaded.
     pub governor: Option<Arc<Governor>>,
-    /// Most tokens of an answer, whatever its request asks for; `None`: as far as the context holds.
+    /// Most tokens of an answer, whatever its request allows; `None` for the rest of the context.
     pub max_tokens: Option<usize>,
-    /// Least time between two pieces of an answer; text that comes faster is given together.
+    /// Least time between two pieces of an answer; text that arrives sooner is merged.
     pub stream_interval: Duration,
-    /// How tokens are chosen where a request does not say.
+    /// Sampling parameters where a request sets none.
     pub sampling: SamplingChoice,
 }
 
 impl App {
-    /// Nothing is loaded yet.
+    /// Makes the state of a server; no model is loaded yet.
     pub fn new(options: Options, loader: Arc<dyn Loader>) -> App {
         let app = App(Arc::new(Inner {
             models: Models::new(options.models, loader, options.keep_alive, options.max_waiting),
@@ -153,7 +152,7 @@ impl App {
             cut: watch::Sender::new(false),
             preparing: Preparing::new(),
             compiling: Preparing::of_half(),
-            handlers: Handlers::new(),
+            handlers: Arc::new(Handlers::new()),
         }));
         if let Some(governor) = &app.0.governor {
             let weak = Arc::downgrade(&app.0);
@@ -163,11 +162,11 @@ impl App {
         app
     }
 
-    /// Fill in how tokens are chosen where the request does not say: as the operator says, or else as the model's makers recommend.
-    /// [`Self::chat`] and [`Self::complete`] do it too.
+    /// Fills in sampling parameters that the request omits: the operator's, or else those that the
+    /// model's makers recommend. [`Self::chat`] and [`Self::complete`] do it too.
     ///
     /// # Errors
-    /// No such model, or it writes no text.
+    /// No such model, or it does not generate text.
     pub async fn fill_in(&self, model: &str, options: &mut GenerateOptions) -> Result<()> {
         let lease = self.0.models.get(model, None).await?;
         self.fill_in_for(lease.text()?, options);
@@ -178,17 +177,17 @@ impl App {
         options.given.complete(self.0.sampling, model.facts.model.sampling(), &mut options.sampling);
     }
 
-    /// What is held of each memory, and what may be; empty without a governor.
+    /// Usage and limit of each memory; empty without a governor.
     pub fn memory(&self) -> Vec<MemoryStatus> {
         self.0.governor.as_ref().map_or_else(Vec::new, |governor| governor.status())
     }
 
-    /// Load the first model, if there is one, and be ready.
+    /// Loads the first model, if there is one, and marks the server as ready.
     ///
     /// # Errors
-    /// It cannot be loaded.
+    /// The model cannot be loaded.
     pub async fn prepare(&self) -> Result<()> {
-        // A server may begin without a model and be given one.
+        // A server may start without a model and pull one later.
         if !self.0.models.names().is_empty() {
             drop(self.0.models.get("", None).await?);
         }
@@ -198,24 +197,25 @@ impl App {
         Ok(())
     }
 
-    /// Whether requests can be answered now: the first model has been loaded, and the server is not shutting down.
+    /// Returns true if requests can be answered now: the first model is loaded, and the server is
+    /// not shutting down.
     pub fn is_ready(&self) -> bool {
         self.0.is_ready.load(Ordering::Relaxed) && !self.0.is_draining.load(Ordering::Relaxed)
     }
 
-    /// From now on new requests are refused; those that run end.
+    /// Refuses new requests from now on; running ones continue.
     pub fn drain(&self) {
         self.0.is_draining.store(true, Ordering::Relaxed);
     }
 
-    /// Have the cached prefixes of all loaded models written, where they are kept. For the end of a server.
+    /// Saves the cached prefixes of all loaded models, where that is enabled. For shutdown.
     pub async fn save_prefixes(&self) {
         for TextModel { worker, .. } in self.0.models.texts() {
             worker.save().await;
         }
     }
 
-    /// Unload models that nobody has used for long enough. To be called now and then.
+    /// Unloads models that have been idle for long enough. The caller runs it from time to time.
     pub fn unload_expired(&self) {
         self.0.models.unload_expired(Instant::now());
     }
@@ -230,16 +230,18 @@ impl App {
         self.0.models.adapters()
     }
 
-    /// Serve an adapter of a model, once the model's running answers have ended; of the first model if it names none.
+    /// Loads an adapter after the model's running answers have ended. The adapter belongs to the
+    /// first model if it names none.
     ///
     /// # Errors
-    /// Clients may not do this; its name is in use, unless `replace`; its files are not there, or do not fit the model.
+    /// Clients may not do this; the name is in use and `replace` is false; the files are missing or
+    /// do not fit the model.
     pub async fn load_adapter(&self, adapter: ServedAdapter, replace: bool) -> Result<()> {
         self.refuse_if_draining()?;
         self.0.models.load_adapter(adapter, replace).await
     }
 
-    /// Serve an adapter no longer, once the model's running answers have ended.
+    /// Unloads an adapter after the model's running answers have ended.
     ///
     /// # Errors
     /// There is no such adapter, or the model cannot be loaded without it.
@@ -248,12 +250,12 @@ impl App {
         self.0.models.unload_adapter(name).await
     }
 
-    /// When the server was started, in seconds of Unix time.
+    /// Start time of the server, as Unix time in seconds.
     pub fn created(&self) -> u64 {
         self.0.models.created
     }
 
-    /// What runs now on each loaded model, as far as it is `caller`'s to know.
+    /// Requests of each loaded model, with the details that `caller` may see.
     pub fn activity(&self, caller: &Caller) -> Vec<ModelActivity> {
         let request = |channel: Arc<Channel>| {
             let activity = &channel.activity;
@@ -272,7 +274,8 @@ impl App {
         self.0.models.texts().into_iter().map(model).collect()
     }
 
-    /// Load a model if it is not, and keep it loaded until what is returned is dropped, and for `keep_alive` after that.
+    /// Loads a model if necessary. It stays loaded until the result is dropped, and for
+    /// `keep_alive` after that.
     ///
     /// # Errors
     /// No such model, or it cannot be loaded.
@@ -280,7 +283,12 @@ impl App {
         Ok(Ready(self.0.models.get(model, keep_alive).await?))
     }
 
-    /// Unload a model, at once or when the last request that uses it has ended; its id.
+    /// Leases a model, as [`Self::load`] does.
+    pub(crate) async fn lease(&self, model: &str, keep_alive: Option<KeepAlive>) -> Result<Lease> {
+        self.0.models.get(model, keep_alive).await
+    }
+
+    /// Unloads a model, after the last request that uses it has ended. Returns its id.
     ///
     /// # Errors
     /// No such model.
@@ -288,7 +296,7 @@ impl App {
         self.0.models.unload(model).await
     }
 
-    /// What a model is, as its files say; it is not loaded for it.
+    /// Details of a model from its files, without loading it.
     ///
     /// # Errors
     /// No such model, or it is not on this machine.
@@ -296,10 +304,10 @@ impl App {
         self.0.models.details(model).await
     }
 
-    /// Fetch a model, to be served from now on.
+    /// Downloads a model and serves it from now on.
     ///
     /// # Errors
-    /// Clients may not do this, there is no such model, or fetching failed.
+    /// Clients may not do this, there is no such model, or the download failed.
     pub async fn pull(
         &self,
         model: String,
@@ -309,15 +317,15 @@ impl App {
         blocking(move || app.0.models.pull(&model, &mut progress)).await
     }
 
-    /// Unload a model and remove its files.
+    /// Unloads a model and deletes its files.
     ///
     /// # Errors
-    /// Clients may not do this, there is no such model, or its files were not fetched by us.
+    /// Clients may not do this, there is no such model, or this program did not download its files.
     pub async fn delete(&self, model: &str) -> Result<()> {
         self.0.models.delete(model).await
     }
 
-    /// Tokens of a text.
+    /// Tokenises a text.
     ///
     /// # Errors
     /// No such model, or the text is too long.
@@ -333,20 +341,20 @@ impl App {
         self.0.preparing.run(move |_| tokenize(&facts, &text, with_start, parse_special)).await
     }
 
-    /// The bytes of each token.
+    /// Returns the bytes of each token.
     ///
     /// # Errors
-    /// No such model, or a token that it does not have.
+    /// No such model, or a token outside its vocabulary.
     pub async fn text_of(&self, model: &str, tokens: &[u32]) -> Result<Vec<(u32, Vec<u8>)>> {
         let lease = self.0.models.get(model, None).await?;
         let (facts, tokens) = (lease.text()?.facts.clone(), tokens.to_vec());
         self.0.preparing.run(move |_| tokens.iter().map(|id| bytes_of(&facts, *id)).collect()).await
     }
 
-    /// What clients want to know of a model that writes text.
+    /// Properties of a model that generates text.
     ///
     /// # Errors
-    /// No such model, or it writes no text.
+    /// No such model, or it does not generate text.
     pub async fn text_props(&self, model: &str) -> Result<TextProps> {
         let lease = self.0.models.get(model, None).await?;
         let TextModel { id, facts, .. } = lease.text()?;
@@ -364,10 +372,10 @@ impl App {
         })
     }
 
-    /// Answer a chat.
+    /// Answers a chat.
     ///
     /// # Errors
-    /// No such model; the messages or options are wrong; the prompt is too long; or the queue is.
+    /// No such model; the messages or options are wrong; the prompt is too long; the queue is full.
     pub async fn chat(&self, caller: &Caller, request: impl Into<Arc<ChatRequest>>) -> Result<Answer> {
         let request = request.into();
         request.check_choice()?;
@@ -376,7 +384,7 @@ impl App {
         self.start(caller, lease, prepared).await
     }
 
-    /// The text of a chat's prompt, and its tokens.
+    /// Renders a chat's prompt as text and as tokens.
     ///
     /// # Errors
     /// As [`Self::chat`].
@@ -389,18 +397,7 @@ impl App {
         self.0.preparing.run(render).await
     }
 
-    /// How many of a chat's oldest messages have to go so that the others fit; `None`: more than may. The prompt is rendered a few
-    /// times.
-    ///
-    /// # Errors
-    /// As [`Self::chat`].
-    pub(crate) async fn shortened(&self, request: Arc<ChatRequest>) -> Result<Option<(usize, ChatRequest)>> {
-        let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
-        let model = lease.text()?.clone();
-        self.0.preparing.run(move |work| shorten(&model, &request, work)).await
-    }
-
-    /// Go on with a text.
+    /// Completes a text.
     ///
     /// # Errors
     /// As [`Self::chat`].
@@ -423,7 +420,10 @@ impl App {
             }
             (Prompt::Tokens(tokens), None) => tokens,
             (Prompt::Pair { .. }, _) => {
-                return Err(ApiError::invalid("prompt", "a pair of texts is for models that rank"));
+                return Err(ApiError::invalid(
+                    "prompt",
+                    "found a pair of texts, which only reranking models accept",
+                ));
             }
             (Prompt::Text { text, parse_special }, None) => {
                 let tokens = self.tokenize(lease.id(), text, true, parse_special).await?;
@@ -443,7 +443,7 @@ impl App {
         self.start(caller, lease, prepared).await
     }
 
-    /// Vectors of texts.
+    /// Computes vectors of texts.
     ///
     /// # Errors
     /// No such model, it does not embed, or a text is too long.
@@ -459,10 +459,11 @@ impl App {
         Ok(Embedded { model: lease.id().to_owned(), vectors: found.vectors, n_tokens: found.n_tokens })
     }
 
-    /// Write down speech.
+    /// Transcribes speech.
     ///
     /// # Errors
-    /// No such model, it does not hear, it does not know the language, the file is no recording, or the queue is too long.
+    /// No such model; it does not transcribe or does not know the language; the file is no
+    /// recording; the queue is full.
     pub async fn transcribe(&self, request: TranscribeRequest) -> Result<Transcription> {
         self.refuse_if_draining()?;
         let TranscribeRequest { model, file, file_name, options, keep_alive } = request;
@@ -473,32 +474,32 @@ impl App {
         Transcription::start(lease, (stream, file_name), options, self.0.cut.subscribe())
     }
 
-    /// Where work is done that grows with a request.
+    /// Threads for work that grows with a request.
     pub(crate) fn preparing(&self) -> &Preparing {
         &self.0.preparing
     }
 
-    /// Where grammars are compiled.
+    /// Threads that compile grammars.
     pub(crate) fn compiling(&self) -> &Preparing {
         &self.0.compiling
     }
 
     /// Threads for handlers of large requests.
-    pub(crate) fn handlers(&self) -> &Handlers {
+    pub(crate) fn handlers(&self) -> &Arc<Handlers> {
         &self.0.handlers
     }
 
-    /// Most requests that wait, and how long.
+    /// Most waiting requests, and the longest wait.
     pub(crate) fn most_waiting(&self) -> (usize, Duration) {
         (self.0.max_waiting, self.0.max_wait)
     }
 
-    /// Most tokens of an answer, and the least time between two pieces of it.
+    /// Most tokens of an answer, and the least time between two of its pieces.
     pub(crate) fn pace(&self) -> (Option<usize>, Duration) {
         (self.0.max_tokens, self.0.stream_interval)
     }
 
-    /// End what still runs, each answer with an error. To be called when there is no more time.
+    /// Ends running answers with an error. For the end of the grace period.
     pub fn cut(&self) {
         self.0.cut.send_replace(true);
         for TextModel { worker, .. } in self.0.models.texts() {
@@ -508,13 +509,13 @@ impl App {
 
     pub(crate) fn refuse_if_draining(&self) -> Result<()> {
         match self.0.is_draining.load(Ordering::Relaxed) {
-            true => Err(ApiError::new(ErrorKind::Unavailable, "the server is shutting down")),
+            true => Err(ApiError::new(ErrorKind::Unavailable, CUT)),
             false => Ok(()),
         }
     }
 }
 
-/// A model that is loaded, and stays so until this is dropped.
+/// A model that stays loaded until this is dropped.
 pub struct Ready(Lease);
 
 impl Ready {
@@ -523,28 +524,28 @@ impl Ready {
         self.0.id()
     }
 
-    /// How long it took to load it; next to nothing if it was loaded.
+    /// Time that loading took; almost 0 if the model was loaded already.
     pub fn load_time(&self) -> Duration {
         self.0.load_time
     }
 
-    /// Tokens of a sequence of a model that writes text.
+    /// Context length of a sequence in tokens, of a model that generates text.
     pub fn n_ctx(&self) -> Option<usize> {
         self.0.text().ok().map(|model| model.facts.n_ctx)
     }
 
-    /// Whether it has a chat template.
+    /// Returns true if the model has a chat template.
     pub fn chats(&self) -> bool {
         self.0.text().is_ok_and(|model| model.template().is_ok())
     }
 
-    /// Whether its template knows of reasoning.
+    /// Returns true if the model's template supports reasoning.
     pub fn reasons(&self) -> bool {
         self.0.text().and_then(TextModel::template).is_ok_and(|template| template.format.reasons())
     }
 }
 
-/// What holds an answer to a grammar, from its beginning or from a trigger on.
+/// The constraint that enforces a grammar, from the start of the answer or from a trigger on.
 fn constraint(
     model: &TextModel,
     grammar: &Grammar,
@@ -557,7 +558,7 @@ fn constraint(
     })
 }
 
-/// The tokens of a text, and their bytes.
+/// Tokens of a text with their bytes.
 fn tokenize(facts: &Facts, text: &str, with_start: bool, parse_special: bool) -> Result<Vec<(u32, Vec<u8>)>> {
     facts.check_text("prompt", text.len())?;
     let specials = if parse_special { Specials::Parse } else { Specials::Literal };
@@ -569,7 +570,7 @@ fn tokenize(facts: &Facts, text: &str, with_start: bool, parse_special: bool) ->
     Ok(tokens.into_iter().map(|id| (id, facts.tokenizer.token_bytes(id).to_vec())).collect())
 }
 
-/// A token and its bytes.
+/// A token with its bytes.
 fn bytes_of(facts: &Facts, id: u32) -> Result<(u32, Vec<u8>)> {
     let expected = facts.tokenizer.n_tokens();
     match (id as usize) < expected {
@@ -579,13 +580,4 @@ fn bytes_of(facts: &Facts, id: u32) -> Result<(u32, Vec<u8>)> {
             Err(ApiError::new(ErrorKind::Invalid, message))
         }
     }
-}
-
-/// Run what waits for files or for the network: it does not grow with a request.
-pub(crate) async fn blocking<T: Send + 'static>(
-    run: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let warnings = Warnings::current();
-    let joined = tokio::task::spawn_blocking(move || warnings.within(run)).await;
-    joined.map_err(|error| ApiError::internal(format!("a task failed: {error}")))?
 }

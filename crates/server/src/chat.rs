@@ -1,4 +1,5 @@
-//! A chat request to what the engine is asked: the prompt, what holds the answer, and what reads it.
+//! Conversion of a chat request for the engine: the prompt, the constraint of the answer, and its
+//! reader.
 
 use std::sync::Arc;
 
@@ -18,18 +19,18 @@ use crate::thinking::ThinkingLimit;
 use crate::tool_calls::ToolCalls;
 use crate::warnings;
 
-/// What the engine is asked, and how its answer is read.
+/// Input of the engine, and the reader of its answer.
 pub(crate) struct Prepared {
     pub(crate) tokens: Vec<u32>,
     pub(crate) images: Vec<Arc<Picture>>,
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     pub(crate) reading: Option<(Reader, ShowSpecial)>,
-    /// Where stop strings do not count.
+    /// Parts of the answer in which stop strings do not count.
     pub(crate) stop_outside: Option<Asides>,
     pub(crate) options: GenerateOptions,
 }
 
-/// What holds the answer to a prompt of a chat, and what reads it.
+/// Prepares the constraint and the reader of the answer to a chat's prompt.
 ///
 /// # Errors
 /// A grammar is not valid, or cannot be enforced.
@@ -47,7 +48,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, rendered: R
     let tokenizer = &facts.tokenizer;
     let calls = ToolCalls { model, request, format, prompt: &prompt };
     let constraint: Option<Box<dyn Constraint>> = match (&request.options.triggers, content) {
-        // An answer that must be a call has no text for the grammar to wait in.
+        // An answer that must be a call has no text in which a lazy grammar could wait.
         (Some(triggers), Some(content)) if !is_forced => {
             let lazy = Lazy::new(facts.triggers(triggers)?, tokenizer.clone(), model.matcher(content)?);
             Some(Box::new(match tools.is_empty() {
@@ -76,7 +77,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, rendered: R
             let limit = ThinkingLimit::new(tokenizer, marks, has_begun, budget, constraint)?;
             Some(Box::new(limit) as Box<dyn Constraint>)
         }
-        // Anthropic's clients cannot ask for reasoning without a budget.
+        // Anthropic's clients cannot enable reasoning without a budget.
         (Some(budget), None) if format.reasons() => {
             tracing::warn!(
                 "`thinking_budget` of {budget} is ignored: this model's reasoning cannot be limited"
@@ -88,7 +89,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, rendered: R
     Ok(read_with(template, &format, &prompt, (tokens, images), constraint, request))
 }
 
-/// A prompt whose answer is held to `constraint`, and what reads that answer.
+/// Adds the reader of an answer that `constraint` limits.
 fn read_with(
     template: &Template,
     format: &AnswerFormat,
@@ -109,19 +110,19 @@ fn read_with(
     }
 }
 
-/// A prompt.
+/// A rendered prompt.
 pub(crate) struct Rendered {
-    /// As the template writes it.
+    /// The template's output.
     pub(crate) text: String,
-    /// With a token for each row of its images.
+    /// Tokens, with one for each row of the images.
     pub(crate) tokens: Vec<u32>,
     pub(crate) images: Vec<Arc<Picture>>,
 }
 
-/// Messages of a request, or some of them, to a prompt.
+/// Renders messages of a request, or some of them.
 ///
 /// # Errors
-/// They are too long, the template or the model refuses them, or nobody waits any more.
+/// They are too long, the template or the model refuses them, or the client has disconnected.
 pub(crate) fn render(
     model: &TextModel,
     request: &ChatRequest,
@@ -148,20 +149,20 @@ pub(crate) fn render(
             text,
         ))
     };
-    // Some templates know texts only.
+    // Some templates accept texts only.
     let (expanded, text) =
         expand(&messages).or_else(|_| expand(&images::as_texts(&messages, &model.facts.model)))?;
     Ok(Rendered { tokens: encode(&expanded)?, text, images })
 }
 
-/// Refuse messages that cannot fit in the context, before a template sees them. A template may drop some of their text: reasoning of
-/// earlier answers, for one.
+/// Refuses messages that cannot fit in the context, before a template runs. The limit is twice the
+/// context, since a template may drop some text, such as earlier reasoning.
 fn check_size(model: &TextModel, messages: &[Value]) -> Result<()> {
     let n_ctx = model.facts.n_ctx;
     if messages.len() > n_ctx {
         let found = messages.len();
         let message = format!(
-            "`messages` has {found} entries, expected at most {n_ctx}, as many as the context has tokens"
+            "`messages` has {found} entries, expected at most {n_ctx}, the number of tokens in the context"
         );
         let error = ApiError { message, ..ApiError::context_length(found, n_ctx) };
         return Err(error);
@@ -173,7 +174,7 @@ fn check_size(model: &TextModel, messages: &[Value]) -> Result<()> {
     }
 }
 
-/// Bytes of the texts in a message, its images apart.
+/// Bytes of the texts in a message, without its images.
 fn bytes_of(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
@@ -184,7 +185,7 @@ fn bytes_of(value: &Value) -> usize {
     }
 }
 
-/// The text of messages.
+/// Renders messages with the template.
 fn write(model: &TextModel, request: &ChatRequest, messages: &[Value]) -> Result<String> {
     let template = model.template()?;
     let mut conversation = Conversation::with_template(&model.facts.model, template.template.clone())?;
@@ -201,7 +202,7 @@ fn write(model: &TextModel, request: &ChatRequest, messages: &[Value]) -> Result
         conversation.set_variable(name, value.clone());
     }
     if let Some(thinking) = request.thinking.or(request.effort.and_then(Effort::thinks)) {
-        // The names that templates give it.
+        // Templates use one of these names.
         for name in ["enable_thinking", "thinking"] {
             conversation.set_variable(name, json!(thinking));
         }
@@ -211,14 +212,14 @@ fn write(model: &TextModel, request: &ChatRequest, messages: &[Value]) -> Result
         .render(begins_answer)
         .map_err(|error| ApiError::invalid("messages", error.to_string()))?;
     if request.continue_last {
-        // What the template writes after the message is not part of an answer that goes on.
+        // The template's text after the message is not part of a continued answer.
         let found =
             [last.as_str(), last.trim()].into_iter().find_map(|last| Some(text.rfind(last)? + last.len()));
         match found.filter(|_| !last.trim().is_empty()) {
             Some(end) => text.truncate(end),
             None => {
                 let message =
-                    "the last message has no text that the template shows, expected one to go on with";
+                    "the last message has no text that the template shows, expected text to continue";
                 return Err(ApiError::invalid("messages", message));
             }
         }

@@ -1,7 +1,7 @@
-//! How many connections there may be, in all and of one address.
+//! Limits of open connections, in all and for each address.
 //!
-//! Whoever opens more than may be ends a connection that waits for a request, the one that has waited longest: an open connection
-//! that asks nothing keeps nobody out. Only where all have requests on their way is the new one refused.
+//! At a limit, a new connection closes the idle one that has waited longest for a request, so idle
+//! connections block nobody. If all have running requests, the new one is refused.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -23,9 +23,9 @@ use tokio::sync::oneshot;
 /// The most connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// In all.
+    /// Most connections in all.
     pub all: usize,
-    /// Of one address; of a network of 64 bits where addresses are IPv6.
+    /// Most connections of one address; of a /64 network for IPv6.
     pub by_address: usize,
 }
 
@@ -37,30 +37,30 @@ impl Default for ConnectionLimits {
 
 /// The connections of a server. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Connections(Arc<Inner>);
+pub(crate) struct Connections(Arc<ConnectionCounts>);
 
-struct Inner {
+struct ConnectionCounts {
     limits: ConnectionLimits,
-    open: Mutex<Open>,
+    open: Mutex<OpenConnections>,
 }
 
 #[derive(Default)]
-struct Open {
-    /// By the client's side of each.
+struct OpenConnections {
+    /// Connections by the client's address and port.
     connections: HashMap<SocketAddr, Connection>,
     by_address: HashMap<IpAddr, usize>,
-    /// Counts what happens.
+    /// Counter of events, used as a clock.
     now: u64,
 }
 
 struct Connection {
-    /// Distinguishes it from a later one of the same address and port.
+    /// Distinguishes this connection from a later one of the same address and port.
     id: u64,
     /// Requests whose answers have not ended.
     n_running: usize,
-    /// Since when it waits for a request, in `now`.
+    /// Value of `now` since which the connection is idle.
     idle_since: u64,
-    /// Dropped to end it.
+    /// Dropping it closes the connection.
     _alive: oneshot::Sender<()>,
 }
 
@@ -71,7 +71,7 @@ fn network(address: SocketAddr) -> IpAddr {
     }
 }
 
-impl Open {
+impl OpenConnections {
     fn remove(&mut self, address: SocketAddr) {
         if self.connections.remove(&address).is_some() {
             let network = network(address);
@@ -85,7 +85,8 @@ impl Open {
         }
     }
 
-    /// End the connection that has waited longest for a request, of a network or of all; whether there was one.
+    /// Closes the connection that has been idle longest, of a network or of all. Returns true if
+    /// there was one.
     fn evict(&mut self, of: Option<IpAddr>) -> bool {
         let is_idle = |(address, connection): &(&SocketAddr, &Connection)| {
             connection.n_running == 0 && of.is_none_or(|of| network(**address) == of)
@@ -99,11 +100,11 @@ impl Open {
 
 impl Connections {
     pub(crate) fn new(limits: ConnectionLimits) -> Connections {
-        Connections(Arc::new(Inner { limits, open: Mutex::default() }))
+        Connections(Arc::new(ConnectionCounts { limits, open: Mutex::default() }))
     }
 
-    /// A place for a connection; `None`: there is none.
-    fn place(&self, address: SocketAddr) -> Option<Place> {
+    /// Reserves a place for a connection; `None` if there is none.
+    fn place(&self, address: SocketAddr) -> Option<ConnectionPlace> {
         let ConnectionLimits { all, by_address } = self.0.limits;
         let mut open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
         let network = network(address);
@@ -119,13 +120,13 @@ impl Connections {
         let connection = Connection { id, n_running: 0, idle_since: id, _alive: alive };
         open.connections.insert(address, connection);
         *open.by_address.entry(network).or_default() += 1;
-        Some(Place { connections: self.clone(), address, id, ended: Some(ended) })
+        Some(ConnectionPlace { connections: self.clone(), address, id, ended: Some(ended) })
     }
 
-    /// A request has come; it runs until the result is dropped.
-    fn begin(&self, address: SocketAddr) -> Running {
+    /// Counts a request as running until the result is dropped.
+    fn begin(&self, address: SocketAddr) -> RunningRequest {
         self.count(address, |connection, _| connection.n_running += 1);
-        Running { connections: self.clone(), address }
+        RunningRequest { connections: self.clone(), address }
     }
 
     fn count(&self, address: SocketAddr, change: impl FnOnce(&mut Connection, u64)) {
@@ -138,16 +139,16 @@ impl Connections {
     }
 }
 
-/// A connection that is counted.
-struct Place {
+/// A counted connection.
+struct ConnectionPlace {
     connections: Connections,
     address: SocketAddr,
     id: u64,
-    /// Ends when somebody else has its place. `None`: it has ended.
+    /// Completes when another connection gets its place; `None` once it has completed.
     ended: Option<oneshot::Receiver<()>>,
 }
 
-impl Place {
+impl ConnectionPlace {
     fn is_taken(&mut self, cx: &mut Context<'_>) -> bool {
         if let Some(ended) = &mut self.ended
             && Pin::new(ended).poll(cx).is_ready()
@@ -158,7 +159,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let mut open = self.connections.0.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.connections.get(&self.address).is_some_and(|connection| connection.id == self.id) {
@@ -167,13 +168,13 @@ impl Drop for Place {
     }
 }
 
-/// A request on its way.
-struct Running {
+/// A running request.
+struct RunningRequest {
     connections: Connections,
     address: SocketAddr,
 }
 
-impl Drop for Running {
+impl Drop for RunningRequest {
     fn drop(&mut self) {
         self.connections.count(self.address, |connection, now| {
             connection.n_running = connection.n_running.saturating_sub(1);
@@ -191,7 +192,7 @@ impl<S> Accept<TcpStream, S> for Connections {
         let accept = || {
             stream.set_nodelay(true)?;
             let full =
-                || io::Error::new(io::ErrorKind::QuotaExceeded, "as many connections are open as may be");
+                || io::Error::new(io::ErrorKind::QuotaExceeded, "the limit of open connections is reached");
             let place = self.place(stream.peer_addr()?).ok_or_else(full)?;
             Ok(Held { stream, place })
         };
@@ -199,10 +200,10 @@ impl<S> Accept<TcpStream, S> for Connections {
     }
 }
 
-/// A connection's stream, which ends when its place is taken.
+/// A connection's stream, which ends when its place is given to another.
 pub(crate) struct Held {
     stream: TcpStream,
-    place: Place,
+    place: ConnectionPlace,
 }
 
 impl AsyncRead for Held {
@@ -244,7 +245,7 @@ impl AsyncWrite for Held {
     }
 }
 
-/// The layer that knows which connections have requests on their way.
+/// Layer that counts the running requests of each connection.
 pub(crate) async fn layer(State(connections): State<Connections>, request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
     let Some(address) = peer else { return next.run(request).await };
@@ -252,10 +253,10 @@ pub(crate) async fn layer(State(connections): State<Connections>, request: Reque
     next.run(request).await.map(|body| Body::new(Answered { body, _running: running }))
 }
 
-/// A response's body; the request runs until it has been sent.
+/// A response's body. The request counts as running until the body has been sent.
 struct Answered {
     body: Body,
-    _running: Running,
+    _running: RunningRequest,
 }
 
 impl HttpBody for Answered {
@@ -282,26 +283,26 @@ impl HttpBody for Answered {
 mod tests {
     use super::*;
 
-    fn is_open(place: &mut Place) -> bool {
+    fn is_open(place: &mut ConnectionPlace) -> bool {
         let mut cx = Context::from_waker(std::task::Waker::noop());
         !place.is_taken(&mut cx)
     }
 
     #[test]
-    fn connections_that_ask_nothing_make_room() {
+    fn idle_connections_make_room() {
         let connections = Connections::new(ConnectionLimits { all: 3, by_address: 2 });
         let from = |ip: [u8; 4], port: u16| SocketAddr::from((ip, port));
         let (a, b) = ([10, 0, 0, 1], [10, 0, 0, 2]);
         let mut first = connections.place(from(a, 1)).unwrap();
         let mut second = connections.place(from(a, 2)).unwrap();
-        // A third of this address takes the place of the one that has waited longest.
+        // A third connection of this address replaces the one that has been idle longest.
         let running = connections.begin(from(a, 1));
         let mut third = connections.place(from(a, 3)).unwrap();
         assert!(is_open(&mut first) && !is_open(&mut second) && is_open(&mut third));
         drop(second);
         let _of_third = connections.begin(from(a, 3));
         assert!(connections.place(from(a, 4)).is_none());
-        // Others have room yet, and then only where somebody waits.
+        // Other addresses have room, and later replace only idle connections.
         let mut other = connections.place(from(b, 1)).unwrap();
         let _another = connections.place(from(b, 2)).unwrap();
         assert!(!is_open(&mut other));

@@ -1,4 +1,4 @@
-//! What a model's files say of it, for lists and for clients that choose by it.
+//! Details of a model from its files, for lists and for clients that choose by them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,20 +17,20 @@ pub struct ModelDetails {
     pub path: PathBuf,
     /// Bytes of all its files.
     pub bytes: u64,
-    /// When the file was changed last.
+    /// Time of the file's last change.
     pub modified: Option<SystemTime>,
-    /// 64 hexadecimal digits that another file has others of: of its place, length and time, for hashing the content of large
-    /// files takes minutes.
+    /// 64 hexadecimal digits that identify the file by path, length and time. Hashing the content
+    /// of large files would take minutes.
     pub digest: String,
     /// `gguf`, `safetensors`, …
     pub format: String,
-    /// As GGUF names it: `llama`, `gemma3`, …
+    /// Architecture under GGUF's name: `llama`, `gemma3`, …
     pub architecture: &'static str,
-    /// Values of all tensors.
+    /// Number of values of all tensors.
     pub n_parameters: u64,
-    /// How most of the layers' values are stored: `Q4_1`, `F16`, …
+    /// Type of most of the layers' values: `Q4_1`, `F16`, …
     pub quantization: String,
-    /// Tokens that it was trained for.
+    /// Context length in training, in tokens.
     pub n_ctx_train: usize,
     /// Columns of the residual stream.
     pub hidden: usize,
@@ -46,16 +46,16 @@ pub struct ModelDetails {
     pub n_vocab: usize,
     /// Chat template, if it has one.
     pub template: Option<String>,
-    /// It writes text.
+    /// True if the model generates text.
     pub writes: bool,
-    /// It turns texts into vectors.
+    /// True if the model computes embeddings.
     pub embeds: bool,
-    /// Its template knows reasoning.
+    /// True if the template supports reasoning.
     pub reasons: bool,
 }
 
 impl ModelDetails {
-    /// Of an opened model.
+    /// Reads the details of an opened model.
     ///
     /// # Errors
     /// Its tokenizer is broken.
@@ -92,12 +92,13 @@ impl ModelDetails {
     }
 }
 
-/// The type of most values. Embeddings, which files often store more precisely, count where there is nothing else.
+/// The type of most values. Embeddings, often stored in a larger type, count only if there is
+/// nothing else.
 fn quantization(model: &Model) -> String {
     let mut values: BTreeMap<String, usize> = BTreeMap::new();
     for weight in &model.plan().weights {
         let n_values = weight.shape.iter().product::<usize>();
-        // Tables with a row for each token of the vocabulary.
+        // A table with one row for each token.
         let is_table = weight.shape.first() == Some(&model.spec().n_vocab);
         *values.entry(weight.block.to_string()).or_default() += if is_table { 1 } else { n_values };
     }

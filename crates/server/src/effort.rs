@@ -1,25 +1,25 @@
-//! How much a model is to think, in the words of the APIs and in those that its template knows.
+//! Reasoning effort, in the words of the APIs and in those of a template.
 
-/// Efforts, the least first.
+/// Efforts in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effort {
     /// No reasoning.
     None,
-    /// Next to none.
+    /// Almost no reasoning.
     Minimal,
-    /// Little.
+    /// Little reasoning.
     Low,
-    /// As much as most models think by themselves.
+    /// The default of most models.
     Medium,
-    /// Much.
+    /// Much reasoning.
     High,
-    /// More than that.
+    /// More than `High`.
     XHigh,
-    /// As much as the model can.
+    /// The most that the model can do.
     Max,
 }
 
-/// Efforts with the words that templates have for them.
+/// Efforts with their words in templates.
 const WORDS: [(Effort, &str); 7] = [
     (Effort::None, "none"),
     (Effort::Minimal, "minimal"),
@@ -31,7 +31,8 @@ const WORDS: [(Effort, &str); 7] = [
 ];
 
 impl Effort {
-    /// What a word means; other words for the most effort are taken for it. `None`: nobody can tell, so the model decides.
+    /// The effort of a word; synonyms of the highest are known. `None` for an unknown word: the
+    /// model's default holds.
     pub fn named(word: &str) -> Option<Effort> {
         let word = word.to_ascii_lowercase();
         let known = WORDS.iter().find(|(_, name)| *name == word);
@@ -39,13 +40,13 @@ impl Effort {
         known.map(|(effort, _)| *effort).or(beyond.then_some(Effort::Max))
     }
 
-    /// Whether the model thinks at all; `None`: as its template does by default.
+    /// Returns false for no reasoning; `None` for the template's default.
     pub fn thinks(self) -> Option<bool> {
         (self <= Effort::Minimal).then_some(false)
     }
 
-    /// The nearest word that a template of this source knows; of two as near, the lower. Every template that knows efforts knows
-    /// low, medium and high; others stand in its source.
+    /// The nearest word in the source of a template; of two equally near words, the lower.
+    /// Templates always know low, medium and high; other words must occur in the source.
     pub(crate) fn word_for(self, source: &str) -> &'static str {
         let is_known = |(effort, word): &&(Effort, &str)| {
             (Effort::Low..=Effort::High).contains(effort)

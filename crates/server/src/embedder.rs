@@ -1,7 +1,7 @@
-//! A model that turns texts into vectors, on a thread of its own.
+//! A model that computes embeddings, on a thread of its own.
 //!
-//! Requests are computed together, each a part at a time: one with thousands of texts delays one with a single text by a part of it.
-//! Texts have become tokens before.
+//! Requests are computed together, one part of each at a time. So a request with thousands of texts
+//! delays one with a single text by one part only. Texts are tokenised beforehand.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ use crate::queue::{Receiver, Running, Sender, died};
 use crate::request::Prompt;
 use crate::stats::Stats;
 
-/// Tokens that are computed together; a text may have more.
+/// Most tokens of one batch, unless a single text has more.
 const MAX_TOKENS: usize = 4 << 10;
 
-/// Requests that are computed together.
+/// Most requests in one batch.
 const MAX_OPEN: usize = 64;
 
 /// Texts to embed.
-pub(crate) struct Job {
-    /// The tokens of each.
+pub(crate) struct EmbedJob {
+    /// Tokens of each text.
     pub(crate) inputs: Vec<Vec<u32>>,
     pub(crate) done: oneshot::Sender<Result<Embeddings>>,
 }
@@ -30,37 +30,37 @@ pub(crate) struct Job {
 /// The handle of the thread.
 #[derive(Clone)]
 pub(crate) struct EmbedderWorker {
-    pub(crate) jobs: Sender<Job>,
+    pub(crate) jobs: Sender<EmbedJob>,
 }
 
 impl EmbedderWorker {
-    /// Vectors of texts, in their order.
+    /// Computes vectors of texts, in their order.
     ///
     /// # Errors
-    /// As many requests wait as may, or the device failed.
+    /// The queue is full, or the device failed.
     pub(crate) async fn embed(&self, inputs: Vec<Vec<u32>>) -> Result<Embeddings> {
         let (done, is_done) = oneshot::channel();
-        let _place = self.jobs.send(Job { inputs, done })?;
+        let _place = self.jobs.send(EmbedJob { inputs, done })?;
         is_done.await.map_err(|_| died())?
     }
 }
 
 /// A request that is being computed.
-struct Open {
+struct OpenRequest {
     inputs: Vec<Vec<u32>>,
-    /// Of the inputs so far.
+    /// Vectors of the inputs so far.
     vectors: Vec<Vec<f32>>,
     failed: Option<ApiError>,
     done: oneshot::Sender<Result<Embeddings>>,
     running: Running,
 }
 
-impl Open {
-    fn new((Job { inputs, done }, running): (Job, Running)) -> Open {
-        Open { inputs, vectors: Vec::new(), failed: None, done, running }
+impl OpenRequest {
+    fn new((EmbedJob { inputs, done }, running): (EmbedJob, Running)) -> OpenRequest {
+        OpenRequest { inputs, vectors: Vec::new(), failed: None, done, running }
     }
 
-    /// The next inputs: of at most so many tokens, but one at least.
+    /// The next inputs, with at most `most` tokens, but at least one input.
     fn next(&self, most: usize) -> &[Vec<u32>] {
         let rest = self.inputs.get(self.vectors.len()..).unwrap_or_default();
         let mut n_tokens = 0;
@@ -77,46 +77,47 @@ impl Open {
     }
 
     fn end(self) {
-        let Open { inputs, vectors, failed, done, running } = self;
-        // Whoever has the answer may ask again at once.
+        let OpenRequest { inputs, vectors, failed, done, running } = self;
+        // The slot must be free before the client can send its next request.
         drop(running);
         let n_tokens = inputs.iter().map(Vec::len).sum();
         let found = Embeddings { vectors, n_tokens, truncated: Vec::new() };
-        // Whoever waited may have gone.
+        // The client may have disconnected.
         drop(done.send(failed.map_or(Ok(found), Err)));
     }
 }
 
-/// Do jobs until nobody can send any more.
-pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<Job>, stats: &Arc<Stats>) {
+/// Runs jobs until all senders are dropped.
+pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<EmbedJob>, stats: &Arc<Stats>) {
     let of_steps = stats.clone();
     embedder.set_on_step(Box::new(move || of_steps.pulse.again()));
     stats.pulse.expect_rows(embedder.max_rows());
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<OpenRequest> = Vec::new();
     loop {
         if open.is_empty() {
             let Some(job) = jobs.recv() else { return };
-            open.push(Open::new(job));
+            open.push(OpenRequest::new(job));
         }
         while open.len() < MAX_OPEN
             && let Some(job) = jobs.try_recv()
         {
-            open.push(Open::new(job));
+            open.push(OpenRequest::new(job));
         }
-        // Those whose clients have hung up.
+        // Drop requests whose clients have disconnected.
         open.retain(|job| !job.done.is_closed());
         if !open.is_empty() {
             let _beat = stats.pulse.begin();
             compute(&mut embedder, &mut open, stats);
         }
-        let (unfinished, finished) = open.into_iter().partition(Open::goes_on);
+        let (unfinished, finished) = open.into_iter().partition(OpenRequest::goes_on);
         open = unfinished;
-        finished.into_iter().for_each(Open::end);
+        finished.into_iter().for_each(OpenRequest::end);
     }
 }
 
-/// Compute the next part of each job, all together; if that fails, each by itself, so that one cannot spoil another.
-fn compute(embedder: &mut Embedder, open: &mut [Open], stats: &Stats) {
+/// Computes the next part of each job in one batch. If that fails, each job runs alone, so that one
+/// cannot fail the others.
+fn compute(embedder: &mut Embedder, open: &mut [OpenRequest], stats: &Stats) {
     let share = MAX_TOKENS / open.len().max(1);
     let parts: Vec<&[Vec<u32>]> = open.iter().map(|job| job.next(share)).collect();
     let all: Vec<&[u32]> = parts.iter().flat_map(|part| part.iter().map(Vec::as_slice)).collect();
@@ -137,19 +138,20 @@ fn compute(embedder: &mut Embedder, open: &mut [Open], stats: &Stats) {
                     Err(error) => job.failed = Some(error.into()),
                 }
             }
-            // What a client sends is no failure of the device.
-            let is_ours =
-                |job: &Open| job.failed.as_ref().is_some_and(|error| error.kind == ErrorKind::Internal);
+            // An invalid input is no failure of the device.
+            let is_ours = |job: &OpenRequest| {
+                job.failed.as_ref().is_some_and(|error| error.kind == ErrorKind::Internal)
+            };
             stats.failing.add(u64::from(open.iter().any(is_ours)));
         }
     }
 }
 
-/// The tokens of a request's inputs. Of a text that the model does not take whole, the end is cut if `truncate`; if not, it is an
-/// error.
+/// Tokenises a request's inputs. A text longer than the context is truncated if `truncate`;
+/// otherwise it is an error.
 ///
 /// # Errors
-/// A text is too long or cannot be tokenised, or nobody waits any more.
+/// A text is too long or cannot be tokenised, or the client has disconnected.
 pub(crate) fn encode(
     encoder: &TextEncoder,
     inputs: &[Prompt],
@@ -161,7 +163,7 @@ pub(crate) fn encode(
     let one = |(index, input): (usize, &Prompt)| {
         work.goes_on()?;
         let too_long = |found: String| {
-            let message = format!("input {index} has {found}, expected at most {most}, what the model takes");
+            let message = format!("input {index} has {found}, expected at most {most}, the model's limit");
             Err(ApiError {
                 param: Some("input".into()),
                 code: Some("context_length_exceeded"),
@@ -193,7 +195,7 @@ pub(crate) fn encode(
     inputs.iter().enumerate().map(one).collect()
 }
 
-/// A text without what lies after so many bytes: all of its tokens that count are before.
+/// The start of a text, at most `most` bytes. It contains all tokens that fit.
 fn beginning(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }

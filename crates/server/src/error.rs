@@ -1,7 +1,7 @@
-//! What a client is told when a request cannot be served.
+//! Errors that clients see.
 //!
-//! Handlers of every API return [`ApiError`]. Its response has OpenAI's shape and carries the error itself as an extension, so
-//! that a layer of another API can give it that API's shape ([`reshape`]).
+//! Handlers of every API return [`ApiError`]. Its response has OpenAI's shape and carries the error
+//! as an extension. A layer of another API converts it to that API's shape ([`reshape`]).
 
 use std::time::Duration;
 
@@ -16,7 +16,10 @@ use crate::paths::without_folders;
 /// `Result` with [`ApiError`].
 pub type Result<T> = std::result::Result<T, ApiError>;
 
-/// Which kind of error; every API has a word of its own for it.
+/// Message of answers that end because the server has no time to finish them.
+pub(crate) const CUT: &str = "the server is shutting down";
+
+/// The kind of an error; each API has its own word for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The request is wrong.
@@ -39,13 +42,13 @@ pub enum ErrorKind {
     UnsupportedMediaType,
     /// The tenant has used up its rate.
     RateLimited,
-    /// The queue is full, or would be for too long.
+    /// The queue is full, or the predicted wait is too long.
     Overloaded,
-    /// Loading, or shutting down.
+    /// The server is loading or shutting down.
     Unavailable,
     /// The answer took longer than the request allowed.
     Timeout,
-    /// A failure of ours.
+    /// The server failed.
     Internal,
 }
 
@@ -88,28 +91,28 @@ impl ErrorKind {
     }
 }
 
-/// An error with what a client needs to know of it.
+/// An error with the facts that a client needs.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    /// Which kind.
+    /// The kind of the error.
     pub kind: ErrorKind,
-    /// What was found, and what was expected.
+    /// The found and the expected value, in words.
     pub message: String,
-    /// The key of the request that it concerns.
+    /// The key of the request that is wrong.
     pub param: Option<String>,
     /// A word for programs, such as `model_not_found`.
     pub code: Option<&'static str>,
-    /// When to try again.
+    /// Time after which the client may try again.
     pub retry_after: Option<Duration>,
-    /// Tokens of a prompt that is too long, and tokens that the context holds.
+    /// Tokens of the too long prompt, and the context's length.
     pub too_long: Option<(usize, usize)>,
 }
 
-/// Most bytes of a message, which may repeat what the client sent.
+/// Most bytes of a message, which may repeat the client's input.
 const MAX_MESSAGE: usize = 2000;
 
-/// A text without its middle, if it is longer than a message may be.
+/// A text without its middle if it is longer than [`MAX_MESSAGE`].
 fn shortened(text: String) -> String {
     if text.len() <= MAX_MESSAGE {
         return text;
@@ -120,7 +123,7 @@ fn shortened(text: String) -> String {
 }
 
 impl ApiError {
-    /// An error of this kind.
+    /// Makes an error of this kind.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> ApiError {
         ApiError {
             kind,
@@ -132,12 +135,12 @@ impl ApiError {
         }
     }
 
-    /// The value of a key is wrong.
+    /// Error of a wrong value of a key.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> ApiError {
         ApiError { param: Some(shortened(param.into())), ..ApiError::new(ErrorKind::Invalid, message) }
     }
 
-    /// The same about this key, where the request is wrong and nothing says which of its keys is.
+    /// Adds the key to an error of a request that names none.
     pub(crate) fn of_key(mut self, key: &str) -> ApiError {
         if self.kind == ErrorKind::Invalid && self.param.is_none() {
             self.param = Some(key.to_owned());
@@ -145,40 +148,39 @@ impl ApiError {
         self
     }
 
-    /// A key that is known and cannot be honoured: it is refused by name, never dropped. It is a 400, since clients send again what
-    /// gets a 5xx.
+    /// Error of a known key that cannot be honoured. It is a 400, since clients retry after a 5xx.
     pub fn unsupported(param: impl Into<String>) -> ApiError {
         let param = param.into();
         let message = format!("`{param}` is not supported");
         ApiError { code: Some("unsupported_parameter"), ..ApiError::invalid(param, message) }
     }
 
-    /// A value of a key that is known and cannot be honoured; `expected` says what can.
+    /// Error of a known value that cannot be honoured; `expected` lists those that can.
     pub fn unsupported_value(param: impl Into<String>, found: &str, expected: &str) -> ApiError {
         let param = param.into();
         let message = format!("`{param}` is {found}, which is not supported; expected {expected}");
         ApiError { code: Some("unsupported_value"), ..ApiError::invalid(param, message) }
     }
 
-    /// The model's vocabulary has no token with which an answer could follow its grammar.
+    /// Error of a grammar whose start no token of the vocabulary can spell.
     pub(crate) fn unspellable() -> ApiError {
         let message = "no token of this model's vocabulary goes on as the grammar, and `logit_bias` if there is one, ask; \
                        expected a grammar of texts that the model can write";
         ApiError::new(ErrorKind::Invalid, message)
     }
 
-    /// An answer cannot go on as its grammar asks, for this reason.
+    /// Error of an answer that cannot continue under its grammar.
     pub(crate) fn ungrammatical(words: &str) -> ApiError {
         ApiError::new(ErrorKind::Invalid, words)
     }
 
-    /// A text that has more bytes than all the tokens of a context.
+    /// Error of a text with more bytes than all tokens of a context.
     pub(crate) fn text_too_long(param: &str, n_bytes: usize, n_ctx: usize, most: usize) -> ApiError {
         let message = format!(
             "`{param}` has {n_bytes} bytes of text, expected at most {most}: no {n_ctx} tokens, which is what this model's context \
              holds, have more; shorten it, or start the server with a larger --ctx"
         );
-        // As many tokens at least.
+        // A lower bound of the text's tokens.
         let n_tokens = n_ctx.saturating_mul(n_bytes).div_ceil(most.max(1));
         ApiError {
             param: Some(param.to_owned()),
@@ -188,12 +190,12 @@ impl ApiError {
         }
     }
 
-    /// A failure of ours.
+    /// Error of a failure of the server.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(ErrorKind::Internal, message)
     }
 
-    /// There is no model of this name.
+    /// Error of an unknown model.
     pub fn no_model(name: &str, known: &[String]) -> ApiError {
         let message =
             format!("the model `{name}` does not exist here; expected one of: {}", known.join(", "));
@@ -204,7 +206,7 @@ impl ApiError {
         }
     }
 
-    /// Prompt and answer do not fit in the context.
+    /// Error of a prompt and answer that do not fit in the context.
     pub fn context_length(n_tokens: usize, n_ctx: usize) -> ApiError {
         let message = format!(
             "the prompt has {n_tokens} tokens and this model's context holds {n_ctx}, expected at most {} so that one \
@@ -219,7 +221,7 @@ impl ApiError {
         }
     }
 
-    /// As many requests wait as may.
+    /// Error of a full queue.
     pub(crate) fn overloaded(n_waiting: usize, max_waiting: usize) -> ApiError {
         let message =
             format!("{n_waiting} requests wait for a slot, and at most {max_waiting} may; try again later");
@@ -229,7 +231,7 @@ impl ApiError {
         }
     }
 
-    /// The object in OpenAI's `error`.
+    /// The object of OpenAI's `error`.
     pub fn openai_json(&self) -> Value {
         let mut error = json!({
             "message": self.message,
@@ -237,7 +239,7 @@ impl ApiError {
             "param": self.param,
             "code": self.code,
         });
-        // As llama-server says it.
+        // llama-server's keys.
         if let Some((n_tokens, n_ctx)) = self.too_long {
             error["n_prompt_tokens"] = json!(n_tokens);
             error["n_ctx"] = json!(n_ctx);
@@ -249,7 +251,7 @@ impl ApiError {
 impl From<engine::Error> for ApiError {
     fn from(error: engine::Error) -> ApiError {
         use engine::Error as E;
-        // Where files are is the operator's business.
+        // Clients do not see the paths of files.
         let words = without_folders(&error.to_string(), []);
         match &error {
             E::PromptTooLong { n_tokens, n_ctx } | E::TooManyTokens { n_tokens, n_ctx } => {
@@ -273,7 +275,7 @@ impl From<engine::Error> for ApiError {
             | E::NoVision { .. }
             | E::Text(_) => ApiError::new(ErrorKind::Invalid, words),
             E::DoesNotFit(_) => ApiError::new(ErrorKind::Unavailable, words),
-            // The rest is not the client's doing; the enum may grow.
+            // Other errors are not the client's fault; the enum is non-exhaustive.
             _ => ApiError::internal(words),
         }
     }
@@ -294,7 +296,8 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Give an error's response the shape of another API; other responses pass. Headers and status stay.
+/// Converts an error's response to another API's shape, with its headers and status. Other
+/// responses pass.
 pub fn reshape(response: Response<Body>, shape: impl FnOnce(&ApiError) -> Value) -> Response<Body> {
     let Some(error) = response.extensions().get::<ApiError>().cloned() else { return response };
     let (mut parts, _) = response.into_parts();
@@ -307,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_are_not_told_where_files_are() {
+    fn clients_do_not_see_paths_of_files() {
         let error = ApiError::from(engine::Error::NoEmbeddings { file: "/home/a/b.gguf".into() });
         assert!(error.message.starts_with("b.gguf: "), "{}", error.message);
     }

@@ -1,5 +1,7 @@
-//! Threads for the handlers of requests that are large or may have large answers, so that those of HTTP stay free for everybody else:
-//! reading, translating and answering them takes time that grows.
+//! Threads for the handlers of requests that are large or may have large answers. Parsing,
+//! converting and answering those takes long, so the HTTP threads stay free for all other requests.
+
+use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, header};
@@ -9,15 +11,14 @@ use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
 
 use crate::access::{of_tenant, tenant};
-use crate::app::App;
 use crate::error::ApiError;
 use crate::preparing::{on_behalf_of, who};
 use crate::warnings::Warnings;
 
-/// A body of more bytes is handled here.
+/// Most bytes of a body that the HTTP threads handle.
 pub(crate) const SMALL: usize = 64 << 10;
 
-/// Threads that handlers run on. Without any, they run where they are called.
+/// Threads that run handlers. Without them, handlers run on the calling thread.
 pub(crate) struct Handlers(Option<Runtime>);
 
 impl Handlers {
@@ -29,7 +30,7 @@ impl Handlers {
             .enable_all()
             .build();
         if let Err(error) = &runtime {
-            tracing::warn!("no threads for large requests, which are handled by those of HTTP: {error}");
+            tracing::warn!("no threads for large requests, so HTTP threads handle them: {error}");
         }
         Handlers(runtime.ok())
     }
@@ -38,13 +39,13 @@ impl Handlers {
 impl Drop for Handlers {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
-            // It may be dropped by a thread of another runtime, which must not wait.
+            // This may be dropped on a thread of another runtime, which must not block.
             runtime.shutdown_background();
         }
     }
 }
 
-/// Ends a handler whose client has gone.
+/// Aborts the handler of a client that has disconnected.
 struct Abort(AbortHandle);
 
 impl Drop for Abort {
@@ -53,7 +54,7 @@ impl Drop for Abort {
     }
 }
 
-/// Whether the body is large, or may be: nobody knows before it has come.
+/// Returns true if the body is large, or if its length is unknown.
 fn is_large(headers: &HeaderMap) -> bool {
     let length =
         headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
@@ -63,12 +64,12 @@ fn is_large(headers: &HeaderMap) -> bool {
     }
 }
 
-/// The layer that moves handlers of large requests.
-pub(crate) async fn layer(State(app): State<App>, request: Request, next: Next) -> Response {
-    // A small request may ask for a large answer.
+/// Layer that moves handlers of large requests to other threads.
+pub(crate) async fn layer(State(handlers): State<Arc<Handlers>>, request: Request, next: Next) -> Response {
+    // A small request may have a large answer.
     let moves = is_large(request.headers()) || request.method() == Method::POST;
-    let Some(runtime) = app.handlers().0.as_ref().filter(|_| moves) else { return next.run(request).await };
-    // What tasks know of the request that they work for goes along.
+    let Some(runtime) = handlers.0.as_ref().filter(|_| moves) else { return next.run(request).await };
+    // Task-local facts about the request move with it.
     let answer = Warnings::current().scope(next.run(request));
     let task = runtime.spawn(of_tenant(tenant(), on_behalf_of(who(), answer)));
     let _abort = Abort(task.abort_handle());
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_be_large_is() {
+    fn bodies_of_unknown_length_are_large() {
         let of = |name, value: &str| is_large(&HeaderMap::from_iter([(name, value.parse().unwrap())]));
         assert!(!of(header::CONTENT_LENGTH, "65536") && of(header::CONTENT_LENGTH, "65537"));
         assert!(of(header::TRANSFER_ENCODING, "chunked") && !of(header::ACCEPT, "x"));

@@ -1,7 +1,7 @@
-//! Images in messages: how each API gives them, and what templates see of them.
+//! Images in messages, as each API sends them and as templates expect them.
 //!
-//! Within the server a message with images has a list of parts for its content: `{"type":"text","text":…}` and
-//! `{"type":"image","data":…}`, the file in base64.
+//! Within the server, the content of a message with images is a list of parts:
+//! `{"type":"text","text":…}` and `{"type":"image","data":…}` with the file in base64.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::error::{ApiError, Result};
 use crate::limits::MAX_IMAGES;
 use crate::preparing::Work;
 
-/// The part of an image that is given in base64.
+/// The part of an image in base64.
 pub(crate) fn part(data: &str) -> Value {
     json!({ "type": "image", "data": data })
 }
 
-/// The part of an image that is given as a URL which holds it.
+/// The part of an image in a data URL.
 ///
 /// # Errors
 /// It is another URL.
@@ -29,14 +29,13 @@ pub(crate) fn part_of_url(at: &str, url: &Value) -> Result<Value> {
         Some((kind, data)) if kind.ends_with(";base64") => Ok(part(data)),
         _ => {
             let start: String = url.as_str().unwrap_or_default().chars().take(40).collect();
-            let expected =
-                "a URL that holds the image, data:image/png;base64,…: none is fetched from elsewhere";
+            let expected = "a URL with the image's data, data:image/png;base64,…; images are not downloaded";
             Err(ApiError::invalid(at, format!("`{at}` is {start:?}, expected {expected}")))
         }
     }
 }
 
-/// The content of a message: one text where there is nothing else, so that every template takes it.
+/// The content of a message: one text if there are only texts, since every template accepts that.
 pub(crate) fn content(parts: Vec<Value>) -> Value {
     if parts.iter().any(|part| part["type"] == "image") {
         return parts.into();
@@ -44,10 +43,10 @@ pub(crate) fn content(parts: Vec<Value>) -> Value {
     parts.iter().filter_map(|part| part["text"].as_str()).collect::<String>().into()
 }
 
-/// Take the images out of messages, so that their parts are what templates know, and make them ready for the model.
+/// Replaces images in messages by parts that templates expect, and decodes them for the model.
 ///
 /// # Errors
-/// The model sees no images, and a part has no `or_note`; there are too many, or one is broken.
+/// The model sees no images, and a part has no `or_note`; there are too many; or one is broken.
 pub(crate) fn take(messages: &mut [Value], model: &Model, work: &Work) -> Result<Vec<Arc<Picture>>> {
     let mut pictures = Vec::new();
     for (index, message) in messages.iter_mut().enumerate() {
@@ -56,7 +55,9 @@ pub(crate) fn take(messages: &mut [Value], model: &Model, work: &Work) -> Result
             let at = format!("messages[{index}].content");
             let wrong = |message: String| ApiError::invalid(at.clone(), format!("`{at}`: {message}"));
             if pictures.len() == MAX_IMAGES {
-                return Err(wrong(format!("more than {MAX_IMAGES} images, expected at most so many")));
+                return Err(wrong(format!(
+                    "found more than {MAX_IMAGES} images, expected at most {MAX_IMAGES}"
+                )));
             }
             work.goes_on()?;
             let spec = match model.need_vision() {
@@ -65,7 +66,7 @@ pub(crate) fn take(messages: &mut [Value], model: &Model, work: &Work) -> Result
                     *part = json!({ "type": "text", "text": "[an image, which this model cannot see]" });
                     continue;
                 }
-                // The engine's own words name the file, which is the operator's business.
+                // The engine's message names files, which clients must not see.
                 Err(_) => return Err(wrong("this model sees no images, expected text alone".into())),
             };
             let data = part["data"].as_str().unwrap_or_default();
@@ -75,7 +76,7 @@ pub(crate) fn take(messages: &mut [Value], model: &Model, work: &Work) -> Result
             pictures.push(Arc::new(picture));
             *part = json!({ "type": "image" });
         }
-        // A note alone is one text again.
+        // A content of notes alone is one text again.
         if parts.iter().all(|part| part["type"] == "text") {
             message["content"] = content(std::mem::take(parts));
         }
@@ -83,7 +84,7 @@ pub(crate) fn take(messages: &mut [Value], model: &Model, work: &Work) -> Result
     Ok(pictures)
 }
 
-/// Messages with texts only, the model's mark where an image stands, for templates that know no parts.
+/// Messages of texts only, with the model's mark for each image, for templates that know no parts.
 pub(crate) fn as_texts(messages: &[Value], model: &Model) -> Vec<Value> {
     let mark = model.vision().map_or("", |spec| spec.tower.marks.placeholder);
     let text = |part: &Value| match part["type"] == "image" {
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_urls_that_hold_the_image_are_taken() {
+    fn only_data_urls_are_accepted() {
         let found = part_of_url("u", &json!("data:image/png;base64,QUJD")).unwrap();
         assert_eq!(found, part("QUJD"));
         for url in [
@@ -117,7 +118,7 @@ mod tests {
             json!(3),
         ] {
             let error = part_of_url("u", &url).unwrap_err();
-            assert!(error.message.contains("none is fetched"), "{}", error.message);
+            assert!(error.message.contains("not downloaded"), "{}", error.message);
         }
     }
 

@@ -1,4 +1,5 @@
-//! A grammar that waits: any text, or calls of tools, may come until a trigger does, from which on the grammar holds.
+//! A lazy grammar: any text, or calls of tools, until a trigger occurs. The grammar holds from
+//! there on.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,30 +7,30 @@ use std::time::{Duration, Instant};
 use engine::{Constraint, ConstraintResult};
 use text::{Asides, Matcher, Specials, Tokenizer, Triggers};
 
-/// See the module.
+/// A constraint that enforces its grammar after a trigger.
 #[derive(Clone)]
 pub(crate) struct Lazy {
     triggers: Arc<Triggers>,
     tokenizer: Arc<Tokenizer>,
-    /// At the grammar's beginning while it waits.
+    /// The matcher, at the grammar's start until a trigger occurs.
     matcher: Matcher,
     has_begun: bool,
-    /// What holds the text while it waits: the calls in it are valid.
+    /// Constraint of the text before a trigger, which keeps its calls valid.
     free: Option<Box<dyn Constraint>>,
-    /// Where triggers do not count: in calls.
+    /// Parts in which triggers do not count: calls.
     asides: Option<Asides>,
-    /// What came in one token with the trigger is not as the grammar asks: nothing may follow.
+    /// True if the rest of the trigger's token violates the grammar, so no token may follow.
     is_stuck: bool,
-    /// The text since the last call, while it waits.
+    /// Text since the last call, before a trigger.
     text: String,
-    /// Bytes of a character that is not whole.
+    /// Bytes of an incomplete character.
     bytes: Vec<u8>,
-    /// How long triggers were looked for.
+    /// Time spent searching for triggers.
     spent: Duration,
 }
 
-/// Longest time of looking for triggers in one answer. Those that clients send take a few milliseconds; an expression that is made to
-/// be slow would delay all answers of the model.
+/// Longest search for triggers in one answer. Usual triggers take a few milliseconds; a regular
+/// expression built to be slow would delay all answers of the model.
 const MOST_TIME: Duration = Duration::from_secs(2);
 
 impl Lazy {
@@ -48,7 +49,7 @@ impl Lazy {
         }
     }
 
-    /// The same where tools may be called, which is held by `free` and stands in `asides`.
+    /// Adds tool calls: `free` keeps them valid, and `asides` finds them.
     pub(crate) fn beside_calls(self, free: Option<Box<dyn Constraint>>, asides: Asides) -> Lazy {
         Lazy { free, asides: Some(asides), ..self }
     }
@@ -65,7 +66,7 @@ impl Lazy {
         self.bytes.extend_from_slice(self.tokenizer.token_bytes(token));
         let whole = match std::str::from_utf8(&self.bytes) {
             Ok(_) => self.bytes.len(),
-            // What can never become a character counts as one.
+            // An invalid byte sequence counts as one character.
             Err(error) if error.error_len().is_some() => self.bytes.len(),
             Err(error) => error.valid_up_to(),
         };
@@ -84,7 +85,7 @@ impl Lazy {
                 self.spent += begun.elapsed();
                 if self.spent > MOST_TIME {
                     return Err(
-                        "looking for `grammar_triggers` takes too long, expected simpler patterns".into()
+                        "searching for `grammar_triggers` takes too long, expected simpler patterns".into()
                     );
                 }
                 if let Some(at) = found {
@@ -97,9 +98,9 @@ impl Lazy {
         Ok(())
     }
 
-    /// The trigger stands at `at` of the text.
+    /// Starts the grammar at the trigger, byte `at` of the text.
     fn begin(&mut self, at: usize) -> ConstraintResult<()> {
-        // The grammar has the trigger, and what came with it in the same token.
+        // The grammar consumes the trigger and the rest of its token.
         let tokens = self.tokenizer.encode(&self.text[at..], Specials::Parse)?;
         (self.has_begun, self.text) = (true, String::new());
         self.is_stuck = Constraint::n_valid(&mut self.matcher, &tokens) < tokens.len();
@@ -126,7 +127,7 @@ impl Constraint for Lazy {
         }
     }
 
-    /// Guesses are made after the beginning alone, see [`Self::n_valid`].
+    /// Draft tokens are accepted only after the trigger, see [`Self::n_valid`].
     fn roll_back(&mut self, n_tokens: usize) -> ConstraintResult<()> {
         Constraint::roll_back(&mut self.matcher, n_tokens)
     }
@@ -158,7 +159,8 @@ mod tests {
 
     #[test]
     fn any_text_comes_before_the_trigger_and_the_grammar_after_it() {
-        // Every printable byte is a token, and so are a word that goes beyond the trigger, and an end.
+        // The vocabulary has every printable byte, a word that extends beyond the trigger, and an
+        // end token.
         let mut vocab: serde_json::Map<String, serde_json::Value> =
             (b'!'..=b'~').map(|byte| (char::from(byte).to_string(), u32::from(byte - b'!').into())).collect();
         vocab.insert("[{".into(), 94.into());
@@ -188,7 +190,7 @@ mod tests {
         let n_allowed: u32 = words.iter().map(|word| word.count_ones()).sum();
         assert_eq!((n_allowed, lazy.n_valid(&[id("7"), id("a")])), (10, 1));
         assert!(lazy.accept(id("a")).is_err());
-        // Beside calls, a trigger within one does not count, and the calls are held to their grammar.
+        // A trigger within a call does not count, and calls follow their own grammar.
         let matcher_of = |regex: &str| {
             let compiler = GrammarCompiler::new(&tokenizer, 96).unwrap();
             compiler.compile(&Grammar::Regex(regex.into())).unwrap()
@@ -214,7 +216,7 @@ mod tests {
             lazy.accept(id(text)).unwrap();
         }
         assert_eq!(lazy.n_valid(&[id("7"), id("a")]), 1, "the trigger after the call counts");
-        // What comes with the trigger may contradict the grammar, which then lets nothing follow.
+        // A token that continues the trigger against the grammar lets no token follow.
         let mut lazy = Lazy::new(
             Arc::new(Triggers::new(&[Trigger::Word("a".into())]).unwrap()),
             tokenizer.clone(),

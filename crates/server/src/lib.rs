@@ -1,19 +1,22 @@
-//! OpenAI's, Anthropic's and Ollama's APIs over the engine, and what operators ask of a server.
+//! OpenAI's, Anthropic's and Ollama's APIs over the engine, and endpoints for operators.
 //!
 //! ```text
-//! HTTP ─► an API's handler ─► ChatRequest, CompletionRequest, … ─► App ─► the model's thread ─► Engine
+//! HTTP ─► an API's handler ─► ChatRequest, CompletionRequest, … ─► App ─► the model's thread ─►
+//! Engine
 //!                 ▲                                                               │
 //!                 └── that API's events ◄── AnswerEvent, one stream a request ◄───┘
 //! ```
 //!
-//! Every API only translates. The engine runs on a thread of its own, never on tokio's; a stream holds what its reader has not
-//! taken yet as one piece, so a slow reader delays nobody.
+//! The APIs only translate. The engine runs on a thread of its own, never on tokio's. A stream
+//! merges unread output to one piece, so a slow reader delays nobody.
 #![deny(missing_docs)]
 
 mod access;
 mod answer;
+mod answering;
 pub mod api;
 mod app;
+mod blocking;
 mod chat;
 mod connections;
 mod details;
@@ -43,15 +46,15 @@ mod timed_body;
 mod tls;
 mod tool_calls;
 mod transcriber;
+mod transcription;
 mod truncate;
 mod warnings;
 mod worker;
 
 pub use access::Access;
-pub use answer::{
-    Answer, AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall, Usage,
-};
-pub use api::sampling::keep_alive;
+pub use answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall, Usage};
+pub use answering::Answer;
+pub use api::keep_alive::keep_alive;
 pub use app::{App, EmbedRequest, Embedded, ModelActivity, Options, Ready, RequestActivity, TextProps};
 pub use connections::ConnectionLimits;
 pub use details::ModelDetails;
@@ -67,4 +70,5 @@ pub use request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepA
 pub use serve::{Gate, router, serve};
 pub use stats::{Gauge, Histogram, Pulse, Stats};
 pub use tls::{Tls, TlsError};
-pub use transcriber::{Heard, TranscribeRequest, Transcript, TranscriptEvent, Transcription};
+pub use transcriber::{Heard, TranscribeRequest, TranscriptEvent};
+pub use transcription::{Transcript, Transcription};

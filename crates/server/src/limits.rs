@@ -1,9 +1,10 @@
-//! How much a request may bring: the one table of limits of lists, texts, schemas, grammars, images and bodies. docs/server.md has the
-//! same table; a test compares them.
+//! Limits of a request's lists, texts, schemas, grammars, images and body, in one table.
+//! docs/server.md repeats the table; a test compares them.
 //!
-//! A body is looked through once, before anything is made of it, and what exceeds a limit is a 400 that names the key, what was found
-//! and the limit. Keys that have no line of their own have the limits of [`OTHER`], so that a new key is never without any. Texts that
-//! become tokens are bounded again by what the model's context can hold ([`crate::models::Facts::check_text`]).
+//! A body is scanned once before it is used. A value above its limit gets a 400 that names the key,
+//! the value found and the limit. Keys that are not in the table have the limits of [`OTHER`], so
+//! new keys are always limited. Texts to be tokenised are limited again by the model's context
+//! ([`crate::models::Facts::check_text`]).
 
 use std::fmt;
 
@@ -19,10 +20,10 @@ pub(crate) const MAX_BODY: usize = 32 << 20;
 /// Most keys of a body.
 pub(crate) const MAX_KEYS: usize = 256;
 
-/// Most values of a body, at any depth: numbers, texts, lists, objects and the rest.
+/// Most values of a body, at any depth: numbers, texts, lists, objects, booleans and nulls.
 pub(crate) const MAX_VALUES: usize = 1 << 20;
 
-/// Most objects of a body, each of which takes half a kilobyte when it is read.
+/// Most objects of a body. Each takes half a kilobyte when it is parsed.
 pub(crate) const MAX_OBJECTS: usize = 1 << 17;
 
 /// Most images of a request.
@@ -34,20 +35,21 @@ pub(crate) const MAX_SECONDS_OF_SPEECH: u64 = 2 * 3600;
 /// Most parts of a message's content.
 const MAX_PARTS: usize = 4096;
 
-/// What a key may bring.
+/// Limits of a key's value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
-    /// Where it stands in the body; `[]` is any entry of a list. In Ollama's API the same keys may stand in `options`.
+    /// Paths of the keys; `[]` is any entry of a list. Ollama's API may have the same keys in
+    /// `options`.
     pub(crate) keys: &'static [&'static str],
     /// Most entries of a list, or keys of an object.
     pub(crate) entries: usize,
     /// Most bytes of a text, or of each text in the list.
     pub(crate) text: usize,
-    /// Most bytes of all of it: of its texts and keys, and 8 for each other value.
+    /// Most bytes in total: of texts and keys, and 8 for each other value.
     pub(crate) all: usize,
 }
 
-/// Keys without a line of their own.
+/// Limits of keys that are not in the table.
 pub(crate) const OTHER: Limit =
     Limit { keys: &["any other key"], entries: 4096, text: 64 << 10, all: 1 << 20 };
 
@@ -55,7 +57,7 @@ const fn limit(keys: &'static [&'static str], entries: usize, text: usize, all: 
     Limit { keys, entries, text, all }
 }
 
-/// All others.
+/// Limits of all other keys.
 pub(crate) const LIMITS: &[Limit] = &[
     limit(&["messages"], 16 << 10, MAX_BODY, MAX_BODY),
     limit(&["messages[].content", "system", "input[].content"], MAX_PARTS, MAX_BODY, MAX_BODY),
@@ -107,32 +109,32 @@ pub(crate) const LIMITS: &[Limit] = &[
     limit(&["options"], MAX_KEYS, MAX_GRAMMAR, 2 << 20),
 ];
 
-/// Look through a body of JSON. What is no JSON is not refused here.
+/// Checks the limits of a JSON body. Text that is not JSON passes, and its parser refuses it.
 ///
 /// # Errors
-/// It brings more than it may, by key.
+/// A key exceeds its limit.
 pub(crate) fn check(body: &[u8]) -> Result<()> {
     let mut look = Look { error: None, path: String::new(), n_values: 0, n_objects: 0 };
     let mut json = serde_json::Deserializer::from_slice(body);
-    // Whoever parses it says what is no JSON.
-    drop(At { look: &mut look, limit: Some(&BODY), of_list: None }.deserialize(&mut json));
+    // The parser reports text that is not JSON.
+    drop(LimitedValue { look: &mut look, limit: Some(&BODY), of_list: None }.deserialize(&mut json));
     look.error.map_or(Ok(()), Err)
 }
 
-/// Of the body itself, whose bytes are counted when it is read.
+/// Limits of the body itself, whose bytes are counted when it is read.
 const BODY: Limit = limit(&["body"], MAX_KEYS, MAX_BODY, usize::MAX);
 
-/// The limit of a place in the body.
+/// The limit of a path in the body.
 fn limit_of(path: &str) -> Option<&'static Limit> {
     let path = path.strip_prefix("options.").unwrap_or(path);
     let found = LIMITS.iter().find(|limit| limit.keys.contains(&path));
-    // Deeper places are bounded by those that they are in.
+    // Deeper paths are limited by those that contain them.
     found.or((!path.contains(['.', '['])).then_some(&OTHER))
 }
 
 struct Look {
     error: Option<ApiError>,
-    /// As in [`Limit::keys`].
+    /// The path, as in [`Limit::keys`].
     path: String,
     n_values: usize,
     n_objects: usize,
@@ -151,16 +153,16 @@ impl Look {
     }
 }
 
-/// A value at a place. Gives the bytes of it.
-struct At<'a> {
+/// A value at a path. Its result is the value's bytes.
+struct LimitedValue<'a> {
     look: &'a mut Look,
-    /// Of this place; `None`: only those around it hold.
+    /// Limit of this path; `None` if only those of its containers hold.
     limit: Option<&'static Limit>,
-    /// What holds for each text in the list that it is in.
+    /// Limit of each text in the list that contains this value.
     of_list: Option<&'static Limit>,
 }
 
-impl At<'_> {
+impl LimitedValue<'_> {
     fn count<E: de::Error>(&mut self) -> std::result::Result<usize, E> {
         self.look.n_values += 1;
         match self.look.n_values {
@@ -187,7 +189,7 @@ impl At<'_> {
         Ok(n)
     }
 
-    /// Look at an entry, and add its bytes to those before.
+    /// Checks an entry and adds its bytes to the sum.
     fn add<E: de::Error>(&mut self, n_entries: usize, bytes: usize) -> std::result::Result<(), E> {
         let Some(limit) = self.limit else { return Ok(()) };
         if n_entries > limit.entries {
@@ -203,7 +205,7 @@ impl At<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for At<'_> {
+impl<'de> DeserializeSeed<'de> for LimitedValue<'_> {
     type Value = usize;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> std::result::Result<usize, D::Error> {
@@ -211,7 +213,7 @@ impl<'de> DeserializeSeed<'de> for At<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for At<'_> {
+impl<'de> Visitor<'de> for LimitedValue<'_> {
     type Value = usize;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -248,7 +250,7 @@ impl<'de> Visitor<'de> for At<'_> {
         let of_list = self.limit.or(self.of_list);
         for n in 1.. {
             self.look.path.push_str("[]");
-            let entry = At { look: self.look, limit: None, of_list };
+            let entry = LimitedValue { look: self.look, limit: None, of_list };
             let Some(more) = list.next_element_seed(entry)? else { break };
             self.look.path.truncate(len);
             bytes += more;
@@ -267,7 +269,7 @@ impl<'de> Visitor<'de> for At<'_> {
             return Err(self.look.refuse(found, format_args!("{MAX_OBJECTS}")));
         }
         let len = self.look.path.len();
-        // Texts of objects in a list are entries of it as well: `{"type": 1, "value": "text"}`.
+        // Texts of objects in a list count as entries: `{"type": 1, "value": "text"}`.
         let of_list = self.of_list;
         for n in 1.. {
             let Some(more) = object.next_key_seed(Key { look: self.look, is_first: len == 0 })? else {
@@ -275,7 +277,7 @@ impl<'de> Visitor<'de> for At<'_> {
             };
             bytes += more;
             let limit = limit_of(&self.look.path);
-            bytes += object.next_value_seed(At { look: self.look, limit, of_list })?;
+            bytes += object.next_value_seed(LimitedValue { look: self.look, limit, of_list })?;
             self.look.path.truncate(len);
             self.add(n, bytes)?;
         }
@@ -283,13 +285,13 @@ impl<'de> Visitor<'de> for At<'_> {
     }
 }
 
-/// A key, which is put behind the path. Gives its bytes.
+/// A key, appended to the path. Its result is the key's bytes.
 struct Key<'a> {
     look: &'a mut Look,
     is_first: bool,
 }
 
-/// Bytes of a key that messages repeat.
+/// Most bytes of a key in messages.
 const SHOWN_KEY: usize = 64;
 
 impl<'de> DeserializeSeed<'de> for Key<'_> {
@@ -323,7 +325,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// The table of docs/server.md.
+    /// The table in docs/server.md.
     fn table() -> String {
         let bytes = |n: usize| match n {
             MAX_BODY.. => "the body".to_owned(),
@@ -378,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_a_limit_is_refused_by_its_key() {
+    fn values_above_a_limit_are_refused_by_key() {
         let long = "x".repeat(2000);
         for (body, key, words) in [
             (json!({ "stop": vec!["x"; 65] }), "stop", "more than 64 entries"),
@@ -413,21 +415,21 @@ mod tests {
     }
 
     #[test]
-    fn what_people_send_passes() {
+    fn usual_requests_pass() {
         let properties: serde_json::Map<String, Value> = (0..500)
             .map(|n| (format!("stop{n}"), json!({ "type": "string", "enum": vec!["x"; 100] })))
             .collect();
         for body in [
             json!({ "prompt": vec![7; 200_000], "stop": ["a", "b"], "seed": -1, "x": null, "y": 1.5 }),
             json!({ "messages": [{ "role": "user", "content": "x".repeat(5 << 20) }] }),
-            // Names of a schema are none of ours.
+            // Names in a schema are the client's.
             json!({ "response_format": { "json_schema": { "schema": { "stop": vec!["x"; 500], "properties": properties } } } }),
             json!({ "logit_bias": (0..5000).map(|id| json!([id, 1.5])).collect::<Vec<_>>() }),
             json!([1, 2]),
         ] {
             assert_eq!(refused(&body), None);
         }
-        // That this is no JSON is said by its parser.
+        // The parser reports text that is not JSON.
         assert!(check(b"{\"stop\": [").is_ok());
     }
 }

@@ -1,5 +1,5 @@
-//! What was made of a request's lists and grammars lately: clients send the same with every request. Each tenant has its own, for the
-//! time that a request takes would tell it what others ask.
+//! Caches of compiled grammars and lists, since clients send the same with every request. Each
+//! tenant has its own cache: shared entries would reveal through timing what other tenants send.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -8,15 +8,16 @@ use text::{Grammar, Matcher, Trigger};
 
 use crate::error::Result;
 
-/// Most grammars that are kept of a tenant.
+/// Most entries of a tenant.
 const MAX_KEPT: usize = 64;
 
-/// Most bytes that those were made of, but for the one that was used last. What is made of them may take a thousand times as many.
+/// Most source bytes of a tenant's entries, except for the entry used last. Compiled entries may be
+/// a thousand times as large.
 const MAX_BYTES: usize = 256 << 10;
 
-/// What something was made of.
+/// The source of a cached value.
 pub(crate) trait Source: Clone + PartialEq {
-    /// Bytes of its texts.
+    /// Bytes of the source's texts.
     fn size(&self) -> usize;
 }
 
@@ -28,7 +29,7 @@ impl Source for Grammar {
 
 impl Source for Vec<Trigger> {
     fn size(&self) -> usize {
-        // The table of limits bounds them.
+        // The table of limits bounds triggers and breakers.
         0
     }
 }
@@ -39,14 +40,14 @@ impl Source for Vec<String> {
     }
 }
 
-/// Something that was made, and what of.
+/// A cached value and its source.
 struct Kept<K, T> {
     key: K,
     n_bytes: usize,
     made: T,
 }
 
-/// By tenant; by what they were made of, the one that was used last first.
+/// Entries by tenant and source; those of a tenant begin with the one used last.
 pub(crate) struct Matchers<K = Grammar, T = Matcher>(Mutex<HashMap<u64, VecDeque<Kept<K, T>>>>);
 
 impl<K, T> Default for Matchers<K, T> {
@@ -56,10 +57,11 @@ impl<K, T> Default for Matchers<K, T> {
 }
 
 impl<K: Source, T: Clone> Matchers<K, T> {
-    /// What was made of this; made now if it is not here. Nobody waits while one is made.
+    /// Returns the cached value of `key`, or makes it now. The lock is not held while a value is
+    /// made.
     ///
     /// # Errors
-    /// Of `make`.
+    /// Those of `make`.
     pub(crate) fn get(&self, tenant: u64, key: &K, make: impl FnOnce() -> Result<T>) -> Result<T> {
         if let Some(found) = self.find(tenant, key) {
             return Ok(found);
@@ -103,22 +105,22 @@ mod tests {
             made.unwrap()
         };
         assert_eq!((get("a".into()), get("a".into()), get("b".into()), get("a".into())), (1, 1, 2, 1));
-        // Those that nobody has asked for go.
+        // Entries that are not used are evicted.
         for n in 0..MAX_KEPT - 1 {
             get(n.to_string());
         }
         assert_eq!(get("a".into()), 1);
         assert_eq!(get("b".into()), 2 + MAX_KEPT);
-        // So do those that large ones leave no room for.
+        // Large entries evict others.
         let large = |n: usize| n.to_string().repeat(MAX_BYTES / 2);
         let first = get(large(1));
         assert_eq!((get(large(1)), get("a".into())), (first, 1));
         get(large(2));
         assert_eq!((get("a".into()), get(large(1))), (1, first + 2));
-        // What is wrong is not kept.
+        // Errors are not cached.
         let wrong = || matchers.get(1, &Grammar::Regex("(".into()), || Err(ApiError::internal("no")));
         assert!(wrong().is_err() && wrong().is_err());
-        // What another tenant has had compiled is compiled again.
+        // Another tenant's entries are compiled again.
         assert_eq!(matchers.get(2, &Grammar::Regex("a".into()), || Ok(0)).unwrap(), 0);
         assert_eq!(matchers.get(1, &Grammar::Regex("a".into()), || Ok(0)).unwrap(), 1);
     }

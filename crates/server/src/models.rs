@@ -1,307 +1,49 @@
-//! The models of a server: their names, which of them are loaded, and for how long they stay.
+//! The models of a server: their names, which of them are loaded, and for how long.
 
 mod adapters;
+mod calls_key;
 mod claims;
+mod entry;
+mod lease;
 mod library;
 mod loader;
+mod model;
+mod status;
 mod text;
 
 use std::collections::HashMap;
-use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, mpsc};
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use engine::{TextEncoder, WeightFiles};
-use tokio::sync::oneshot;
-
-use self::claims::Claims;
+pub(crate) use self::calls_key::{CallsKey, ForcedKey};
+use self::entry::{Entry, unload};
+pub(crate) use self::lease::Lease;
 pub use self::loader::{Kind, LoadError, Loaded, Loader, PullProgress, ServedAdapter};
+pub(crate) use self::model::EmbedderModel;
+use self::model::{Model, ThreadEnd, spawn};
+pub use self::status::{LoadedStatus, ModelStatus, TextStatus};
 pub(crate) use self::text::{Facts, TextModel};
 
 use crate::access::tenant;
-use crate::app::blocking;
-use crate::details::ModelDetails;
-use crate::embedder::{self, EmbedderWorker};
-use crate::error::{ApiError, ErrorKind, Result};
-use crate::paths::without_folders;
-use crate::queue::queue;
+use crate::blocking::blocking;
+use crate::error::{ErrorKind, Result};
 use crate::request::KeepAlive;
-use crate::stats::Stats;
-use crate::transcriber::{self, SpeechModel};
-use crate::worker::Worker;
 
-/// A loaded model.
-#[derive(Clone)]
-pub(crate) enum Model {
-    Text(TextModel),
-    Embedder(EmbedderModel),
-    Speech(SpeechModel),
-}
-
-impl Model {
-    /// That its files are what was loaded.
-    ///
-    /// # Errors
-    /// Which is not, and how it differs.
-    fn check_files(&self) -> engine::Result<()> {
-        match self {
-            Model::Text(model) => model.facts.model.weight_files().check_unchanged(),
-            Model::Embedder(model) => model.weight_files.check_unchanged(),
-            Model::Speech(model) => model.weight_files.check_unchanged(),
-        }
-    }
-
-    fn stats(&self) -> &Stats {
-        match self {
-            Model::Text(model) => &model.worker.stats,
-            Model::Embedder(model) => &model.stats,
-            Model::Speech(model) => &model.stats,
-        }
-    }
-
-    fn kind(&self) -> Kind {
-        match self {
-            Model::Text(model) if model.facts.template.is_some() => Kind::Chat,
-            Model::Text(_) => Kind::Text,
-            Model::Embedder(_) => Kind::Embedder,
-            Model::Speech(_) => Kind::Speech,
-        }
-    }
-
-    /// The same for a request of this tenant.
-    fn of_tenant(self, tenant: u64) -> Model {
-        match self {
-            Model::Text(model) => Model::Text(TextModel { tenant, ..model }),
-            Model::Embedder(_) | Model::Speech(_) => self,
-        }
-    }
-}
-
-/// A model that turns texts into vectors, and the handle of its thread.
-#[derive(Clone)]
-pub(crate) struct EmbedderModel {
-    pub(crate) worker: EmbedderWorker,
-    /// Makes tokens of texts.
-    pub(crate) encoder: TextEncoder,
-    pub(crate) n_dims: usize,
-    pub(crate) max_tokens: usize,
-    pub(crate) stats: Arc<Stats>,
-    weight_files: WeightFiles,
-}
-
-/// A model of the server.
-struct Entry {
-    id: String,
-    /// Loading and unloading, one at a time.
-    loaded: tokio::sync::Mutex<Option<Model>>,
-    /// What the lists show, without waiting for a load.
-    shown: Mutex<Shown>,
-    /// Disconnected when the thread of the model that was loaded last has ended, and its memory is free.
-    ended: Mutex<Option<Ended>>,
-    /// Read from its files when they are first asked for.
-    details: OnceLock<Arc<ModelDetails>>,
-    /// Set when it is known.
-    kind: OnceLock<Kind>,
-}
-
-impl Entry {
-    fn new(id: String) -> Arc<Entry> {
-        let (loaded, shown, ended, details, kind) = Default::default();
-        Arc::new(Entry { id, loaded, shown, ended, details, kind })
-    }
-
-    /// Whether the thread of the model that was loaded last has ended, whoever still has its handle.
-    fn has_ended(&self) -> bool {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.as_ref().is_some_and(|ended| ended.try_recv() == Err(mpsc::TryRecvError::Disconnected))
-    }
-}
-
-/// Nothing is sent; it is disconnected when a model's thread ends.
-type Ended = mpsc::Receiver<()>;
-
-/// Most time that somebody waits for the memory of a model that was unloaded.
+/// Longest wait for the memory of an unloaded model.
 const UNLOAD_TIME: Duration = Duration::from_secs(2);
-
-#[derive(Default)]
-struct Shown {
-    model: Option<Model>,
-    /// When it may be unloaded; `None`: never.
-    expires: Option<Instant>,
-    n_users: usize,
-    /// Who wants it, and until when.
-    claims: Claims,
-    /// It is to be unloaded as soon as nobody uses it.
-    is_unwanted: bool,
-}
-
-/// A line of the lists.
-#[derive(Clone, Debug)]
-pub struct ModelStatus {
-    /// Its id.
-    pub id: String,
-    /// What it is for, where that is known: of what has been loaded, and of what is on this machine.
-    pub kind: Option<Kind>,
-    /// When it will be unloaded if nobody asks it anything; `None`: it is in use, or stays.
-    pub expires_in: Option<Duration>,
-    /// `None`: not loaded.
-    pub loaded: Option<LoadedStatus>,
-}
-
-/// Of a model that is loaded.
-#[derive(Clone, Debug)]
-pub enum LoadedStatus {
-    /// It writes text.
-    Text(TextStatus),
-    /// It turns texts into vectors.
-    Embedder {
-        /// Columns of a vector.
-        n_dims: usize,
-        /// Longest text.
-        max_tokens: usize,
-        /// Its figures.
-        stats: Arc<Stats>,
-    },
-    /// It writes down speech.
-    Speech {
-        /// Codes of the languages that it knows.
-        languages: Vec<String>,
-        /// Its figures.
-        stats: Arc<Stats>,
-    },
-}
-
-impl LoadedStatus {
-    /// Its figures.
-    pub fn stats(&self) -> &Arc<Stats> {
-        match self {
-            LoadedStatus::Text(TextStatus { stats, .. })
-            | LoadedStatus::Embedder { stats, .. }
-            | LoadedStatus::Speech { stats, .. } => stats,
-        }
-    }
-}
-
-/// Of a model that writes text.
-#[derive(Clone, Debug)]
-pub struct TextStatus {
-    /// Tokens of a sequence.
-    pub n_ctx: usize,
-    /// Tokens that the model was trained for.
-    pub n_ctx_train: usize,
-    /// Sequences at once.
-    pub n_slots: usize,
-    /// Tokens of the vocabulary.
-    pub n_vocab: usize,
-    /// Bytes of its file.
-    pub file_bytes: u64,
-    /// The device that it runs on: `cpu`, `metal`, …
-    pub device: &'static str,
-    /// Its figures.
-    pub stats: Arc<Stats>,
-}
 
 /// The models, by name.
 pub(crate) struct Models {
     loader: Arc<dyn Loader>,
-    /// Those of the command line in their order, then those that came later.
+    /// Models of the command line in their order, then later ones.
     entries: RwLock<Vec<Arc<Entry>>>,
     keep_alive: KeepAlive,
-    /// Whose key loaded an adapter, by its name; others do not replace or unload it.
+    /// Tenant that loaded each adapter, by the adapter's name. Others cannot replace or unload it.
     adapter_owners: Mutex<HashMap<String, u64>>,
-    /// Most requests that wait for a model which takes whole requests.
+    /// Most waiting requests of a model that computes one request at a time.
     max_waiting: usize,
-    /// Unix time, for lists.
+    /// Start time as Unix time in seconds, for lists.
     pub(crate) created: u64,
-}
-
-/// A model in use: it is not unloaded before this is dropped.
-pub(crate) struct Lease {
-    entry: Arc<Entry>,
-    pub(crate) model: Model,
-    keep_alive: KeepAlive,
-    tenant: u64,
-    /// What it is computed with; `None`: the model alone.
-    pub(crate) adapter: Option<Arc<str>>,
-    /// How long its user waited for it to be loaded.
-    pub(crate) load_time: Duration,
-}
-
-impl Lease {
-    /// The model's id, or its adapter's.
-    pub(crate) fn id(&self) -> &str {
-        self.adapter.as_deref().unwrap_or(&self.entry.id)
-    }
-
-    /// The model, if it writes text.
-    ///
-    /// # Errors
-    /// It does not.
-    pub(crate) fn text(&self) -> Result<&TextModel> {
-        match &self.model {
-            Model::Text(model) => Ok(model),
-            Model::Embedder(_) => {
-                let message = format!(
-                    "the model `{}` gives embeddings and writes no text; ask it at /v1/embeddings",
-                    self.id()
-                );
-                Err(ApiError::invalid("model", message))
-            }
-            Model::Speech(_) => Err(self.only_speech()),
-        }
-    }
-
-    /// The model, if it gives embeddings.
-    ///
-    /// # Errors
-    /// It does not.
-    pub(crate) fn embedder(&self) -> Result<&EmbedderModel> {
-        match &self.model {
-            Model::Embedder(model) => Ok(model),
-            Model::Text(_) => {
-                let message = format!("the model `{}` writes text and gives no embeddings", self.id());
-                Err(ApiError::invalid("model", message))
-            }
-            Model::Speech(_) => Err(self.only_speech()),
-        }
-    }
-
-    /// The model, if it writes down speech.
-    ///
-    /// # Errors
-    /// It does not.
-    pub(crate) fn speech(&self) -> Result<&SpeechModel> {
-        match &self.model {
-            Model::Speech(model) => Ok(model),
-            Model::Text(_) | Model::Embedder(_) => {
-                let message =
-                    format!("the model `{}` does not hear; expected a model for speech (Whisper)", self.id());
-                Err(ApiError::invalid("model", message))
-            }
-        }
-    }
-
-    fn only_speech(&self) -> ApiError {
-        let message = format!(
-            "the model `{}` writes down speech and does nothing else; ask it at /v1/audio/transcriptions",
-            self.id()
-        );
-        ApiError::invalid("model", message)
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let mut shown = self.entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        shown.n_users -= 1;
-        let until = match self.keep_alive {
-            KeepAlive::Always => None,
-            KeepAlive::For(time) => Instant::now().checked_add(time),
-        };
-        shown.claims.end(self.tenant, until);
-        shown.expires = if shown.is_unwanted { Some(Instant::now()) } else { shown.claims.until() };
-    }
 }
 
 impl Models {
@@ -323,18 +65,18 @@ impl Models {
         self.entries().iter().map(|entry| entry.id.clone()).collect()
     }
 
-    /// The model of this name, loaded if it is not; the first of all for an empty name.
+    /// The model of this name, loaded if necessary; the first model for an empty name.
     pub(crate) async fn get(&self, name: &str, keep_alive: Option<KeepAlive>) -> Result<Lease> {
         let begun = Instant::now();
         let entry = self.find(name).await?;
         let mut loaded = entry.loaded.lock().await;
-        // Whoever uses it is told by its thread, which ends with its last user.
+        // The old thread reports the change to its users, and ends with the last one.
         if let Some(Err(error)) = loaded.as_ref().map(Model::check_files) {
-            tracing::warn!("{} is loaded anew: {error}", entry.id);
+            tracing::warn!("{} is reloaded: {error}", entry.id);
             *loaded = None;
             entry.shown.lock().unwrap_or_else(PoisonError::into_inner).model = None;
         }
-        // A thread that panicked ends although it has handles.
+        // After a panic the thread has ended although handles remain.
         if loaded.as_ref().is_some_and(|model| model.stats().pulse.has_died() || entry.has_ended()) {
             *loaded = None;
             entry.shown.lock().unwrap_or_else(PoisonError::into_inner).model = None;
@@ -390,14 +132,15 @@ impl Models {
         }
     }
 
-    /// Unload a model that nobody uses, and wait until its memory is free; whether there was one.
+    /// Unloads an idle model and waits until its memory is free. Returns true if there was one.
     pub(crate) fn unload_idle(&self) -> bool {
         let ended = self.unload_one(None);
         ended.map(|ended| ended.recv_timeout(UNLOAD_TIME)).is_some()
     }
 
-    /// Unload the model that nobody has used for longest, and none that is being loaded; what says when its memory is free.
-    fn unload_one(&self, not: Option<&Arc<Entry>>) -> Option<Ended> {
+    /// Unloads the model that has been idle longest, but none that is being loaded. The result
+    /// signals when its memory is free.
+    fn unload_one(&self, not: Option<&Arc<Entry>>) -> Option<ThreadEnd> {
         let idle = |entry: &&Arc<Entry>| {
             let shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
             !not.is_some_and(|not| Arc::ptr_eq(entry, not)) && shown.model.is_some() && shown.n_users == 0
@@ -416,24 +159,25 @@ impl Models {
         oldest.ended.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Unload what is past its time.
+    /// Unloads models whose time has passed.
     pub(crate) fn unload_expired(&self, now: Instant) {
         for entry in &self.entries() {
             unload(entry, |shown| shown.expires.is_some_and(|expires| expires <= now));
         }
     }
 
-    /// Find out what the models are for that have not been loaded. Reads their files' heads: not for tokio's threads.
+    /// Finds the kinds of models that have not been loaded. Reads the heads of their files, so it
+    /// must not run on tokio's threads.
     pub(crate) fn find_kinds(&self) {
         for entry in self.entries().iter().filter(|entry| entry.kind.get().is_none()) {
-            // What is wrong with it is said when it is loaded.
+            // An error is reported when the model is loaded.
             if let Ok(model) = self.loader.open(&entry.id) {
                 entry.kind.get_or_init(|| Kind::of(&model));
             }
         }
     }
 
-    /// What the lists show, in the order of the command line.
+    /// Status of each model, in the order of the command line.
     pub(crate) fn list(&self) -> Vec<ModelStatus> {
         let status = |entry: &Arc<Entry>| {
             let shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -462,7 +206,7 @@ impl Models {
         self.entries().iter().map(status).collect()
     }
 
-    /// The models that write text and are loaded.
+    /// The loaded models that generate text.
     pub(crate) fn texts(&self) -> Vec<TextModel> {
         let model = |entry: &Arc<Entry>| {
             let shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -475,88 +219,13 @@ impl Models {
     }
 }
 
-/// Wait for the end of a thread whose model was unloaded.
-async fn wait_for_memory(ended: Option<Ended>) -> Result<()> {
+/// Waits for the end of an unloaded model's thread.
+async fn wait_for_memory(ended: Option<ThreadEnd>) -> Result<()> {
     let Some(ended) = ended else { return Ok(()) };
     blocking(move || {
-        // It is disconnected, or the time is over: then the load says what is missing.
+        // If the time has passed, the next load reports the missing memory.
         let _ = ended.recv_timeout(UNLOAD_TIME);
         Ok(())
     })
     .await
-}
-
-/// Load on a new thread and stay there. The thread ends, and its memory is free, when all handles are gone and all answers
-/// have ended.
-async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Result<(Model, Ended)> {
-    let (tell, told) = oneshot::channel();
-    let (ends, ended) = mpsc::channel::<()>();
-    let name = format!("model {id}");
-    let spawned = thread::Builder::new().name(name).spawn(move || {
-        let loaded = std::panic::catch_unwind(AssertUnwindSafe(|| loader.load(&id)));
-        let loaded = match loaded {
-            Ok(loaded) => loaded.map_err(|error| {
-                let kind = if error.does_not_fit { ErrorKind::Unavailable } else { ErrorKind::Internal };
-                if !loader.tells_of_failures() {
-                    tracing::error!("the model `{id}` could not be loaded: {}", error.message);
-                }
-                let words = without_folders(&error.message, []);
-                ApiError::new(kind, format!("the model `{id}` could not be loaded: {words}"))
-            }),
-            Err(_) => {
-                Err(ApiError::internal(format!("loading the model `{id}` panicked; see the server's log")))
-            }
-        };
-        // If nobody waits for it any more, it goes.
-        match loaded {
-            Ok(Loaded::Text(engine)) => {
-                let (worker, thread) = Worker::new();
-                let model = Facts::of(&engine)
-                    .map(|facts| Model::Text(TextModel { id, facts: Arc::new(facts), worker, tenant: 0 }));
-                if tell.send(model).is_ok() {
-                    thread.run(*engine);
-                }
-            }
-            Ok(Loaded::Embedder(embedder)) => {
-                let stats = Arc::new(Stats::default());
-                let (jobs, inbox) = queue(max_waiting, &stats);
-                let worker = EmbedderWorker { jobs };
-                let (n_dims, max_tokens) = (embedder.n_dims(), embedder.spec().max_tokens);
-                let weight_files = embedder.weight_files().clone();
-                let encoder = embedder.encoder();
-                let model =
-                    EmbedderModel { worker, encoder, n_dims, max_tokens, stats: stats.clone(), weight_files };
-                if tell.send(Ok(Model::Embedder(model))).is_ok() {
-                    embedder::run(*embedder, &inbox, &stats);
-                }
-            }
-            Ok(Loaded::Speech(transcriber)) => {
-                let (model, inbox) = SpeechModel::new(id, &transcriber, max_waiting);
-                let stats = model.stats.clone();
-                if tell.send(Ok(Model::Speech(model))).is_ok() {
-                    transcriber::run(*transcriber, &inbox, &stats);
-                }
-            }
-            Err(error) => drop(tell.send(Err(error))),
-        }
-        // The engine is gone: so is its memory.
-        drop(ends);
-    });
-    spawned.map_err(|error| ApiError::internal(format!("no thread for the model: {error}")))?;
-    let model = told.await.map_err(|_| ApiError::internal("the thread that loads the model has died"))??;
-    Ok((model, ended))
-}
-
-/// Unload a model that nobody uses, if `may`; its thread ends by itself.
-fn unload(entry: &Entry, may: impl FnOnce(&Shown) -> bool) -> bool {
-    // Somebody who loads it, or has just been given it, holds this.
-    let Ok(mut loaded) = entry.loaded.try_lock() else { return false };
-    let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
-    let unloads = shown.model.is_some() && shown.n_users == 0 && may(&shown);
-    if unloads {
-        tracing::info!("unloaded {}", entry.id);
-        (*loaded, shown.model, shown.expires) = (None, None, None);
-        shown.claims = Claims::default();
-    }
-    unloads
 }

@@ -1,11 +1,13 @@
-//! What scripts of other sites may do: nothing, unless their origin was named (CORS,
+//! Rules for scripts of other sites: refused, unless their origin is allowed (CORS,
 //! <https://fetch.spec.whatwg.org/#http-cors-protocol>).
 //!
-//! Without keys, a server on this machine is protected by nothing but its address. A page on the web can still send requests
-//! there from the reader's browser: as a form would, which needs no leave of the server's, or under a name of its own that it
-//! points at this machine (DNS rebinding). So a request whose `Origin` is another site is refused, and so is one for a `Host`
-//! that the server is not known by. An image or a frame of another site sends no `Origin`; what browsers say of it is in
-//! `Sec-Fetch-Site` (<https://www.w3.org/TR/fetch-metadata/>). Such requests get the pages and nothing else: even a GET may load a model.
+//! Without keys, only its address protects a server on this machine. Web pages can still send
+//! requests there from the user's browser. A form needs no permission of the server, and a page may
+//! point a host name of its own at this machine (DNS rebinding). So requests with an `Origin` of
+//! another site are refused, and those with a `Host` that is not the server's. Images and frames of
+//! other sites send no `Origin`, but browsers mark them in `Sec-Fetch-Site`
+//! (<https://www.w3.org/TR/fetch-metadata/>). Those requests get the pages and nothing else, since
+//! even a GET may load a model.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,19 +22,19 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::error::{ApiError, ErrorKind};
 
-/// Origins whose scripts may ask, and names that the server is known by.
+/// Allowed origins of scripts, and host names of the server.
 #[derive(Clone, Debug, Default)]
 pub struct Origins {
     allowed: Arc<[HeaderValue]>,
-    /// In lower case, without ports; `None`: any.
+    /// Host names in lower case, without ports; `None` for any.
     hosts: Option<Arc<[String]>>,
 }
 
 impl Origins {
-    /// Origins such as `https://chat.example.org`, or `*` for all.
+    /// Reads origins such as `https://chat.example.org`, or `*` for all.
     ///
     /// # Errors
-    /// One is no origin, in words for people.
+    /// An entry is no origin, in words for people.
     pub fn new(origins: &[String]) -> Result<Origins, String> {
         let read = |origin: &String| {
             let host = origin.split_once("://").map(|(_, host)| host);
@@ -47,7 +49,7 @@ impl Origins {
         Ok(Origins { allowed: origins.iter().map(read).collect::<Result<_, _>>()?, hosts: None })
     }
 
-    /// Refuse requests for a host other than these and this machine's own names.
+    /// Refuses requests for hosts other than these and this machine's own names.
     #[must_use]
     pub fn only_hosts(self, names: &[String]) -> Origins {
         Origins { hosts: Some(names.iter().map(|name| name.to_ascii_lowercase()).collect()), ..self }
@@ -57,7 +59,8 @@ impl Origins {
         self.allowed.iter().any(|origin| origin == "*")
     }
 
-    /// Answers preflights and tells browsers who may read a response; `None`: nobody may.
+    /// Layer that answers preflights and tells browsers who may read a response; `None` without
+    /// allowed origins.
     pub(crate) fn cors(&self) -> Option<CorsLayer> {
         let origins = match self.allows_all() {
             _ if self.allowed.is_empty() => return None,
@@ -65,14 +68,16 @@ impl Origins {
             false => AllowOrigin::list(self.allowed.iter().cloned()),
         };
         let exposed = ["x-request-id", "retry-after", "x-ingle-warning"].map(HeaderName::from_static);
-        // Keys are given in headers, never in cookies, so no header that a script adds does harm.
+        // Keys are sent in headers, never in cookies, so any header that a script adds is harmless.
         let layer = CorsLayer::new().allow_origin(origins).allow_headers(AllowHeaders::mirror_request());
         let methods = [Method::GET, Method::POST, Method::DELETE];
         Some(layer.allow_methods(methods).expose_headers(exposed).max_age(Duration::from_secs(3600)))
     }
 
+    /// Checks a request.
+    ///
     /// # Errors
-    /// The request does not say in one way which host it is for, is for another one, or comes from a page of one.
+    /// Its host is ambiguous or another one, or it comes from another site's page.
     fn check(&self, asked: &Asked<'_>) -> Result<(), ApiError> {
         let refuse = |message| Err(ApiError::new(ErrorKind::Forbidden, message));
         let host = asked.host()?;
@@ -93,12 +98,12 @@ impl Origins {
         let is_page = crate::page::PUBLIC.contains(&asked.uri.path());
         let is_public = is_page && matches!(*asked.method, Method::GET | Method::HEAD);
         let Some(origin) = asked.headers.get(header::ORIGIN) else {
-            // Browsers alone send this header, and no script can change it.
+            // Only browsers send this header, and no script can change it.
             let site = asked.headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
             return match site {
                 None | Some(b"none" | b"same-origin") => Ok(()),
                 Some(_) if is_public => Ok(()),
-                Some(_) => refuse("pages of other sites may not ask this server".to_owned()),
+                Some(_) => refuse("this server refuses requests from pages of other sites".to_owned()),
             };
         };
         let origin = origin.to_str().unwrap_or_default().to_ascii_lowercase();
@@ -107,13 +112,13 @@ impl Origins {
         match is_own || is_public || self.allowed.iter().any(|allowed| *allowed == origin) {
             true => Ok(()),
             false => refuse(format!(
-                "pages of `{origin}` may not ask this server; start it with --allow-origin {origin} if they should"
+                "this server refuses requests from pages of `{origin}`; to allow them, start it with --allow-origin {origin}"
             )),
         }
     }
 }
 
-/// What of a request says whom it is for and where it comes from.
+/// Facts of a request about its target and its origin.
 struct Asked<'a> {
     method: &'a Method,
     uri: &'a Uri,
@@ -122,10 +127,10 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// The host that the request is for; `None` where HTTP/1.0 leaves it out.
+    /// The host of the request; `None` if HTTP/1.0 omits it.
     ///
     /// # Errors
-    /// There is none or more than one, or it is no `NAME[:PORT]` (RFC 9112, section 3.2).
+    /// There is no or more than one host, or it is no `NAME[:PORT]` (RFC 9112, section 3.2).
     fn host(&self) -> Result<Option<Authority>, ApiError> {
         let wrong = |found: String| {
             let message = format!("{found}, expected one header `Host: NAME[:PORT]`");
@@ -140,7 +145,8 @@ impl Asked<'_> {
         };
         match (host, self.uri.authority()) {
             (None, _) => wrong("the host of the request is not valid".to_owned()),
-            // An absolute address in the first line goes before the header; what does not agree is not meant well.
+            // An absolute URL in the request line takes precedence over the header; a mismatch is
+            // refused as an attack.
             (Some(host), Some(target)) if !target.as_str().eq_ignore_ascii_case(host.as_str()) => {
                 wrong(format!("the request's address is of `{target}` and its host is `{host}`"))
             }
@@ -149,7 +155,7 @@ impl Asked<'_> {
     }
 }
 
-/// A name or an address, and a port if there is one; nothing else.
+/// A name or an address, with an optional port and nothing else.
 fn authority(text: &str) -> Option<Authority> {
     let parsed: Authority = text.parse().ok()?;
     let (host, port) = (parsed.host(), parsed.port_u16());
@@ -160,13 +166,13 @@ fn authority(text: &str) -> Option<Authority> {
         Some(rest) => rest.strip_suffix(']').is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok()),
         None => is_name(host),
     };
-    // What is left over would be a user's name, or a port that is none.
+    // The rest would be a user's name or an invalid port.
     let whole = port.map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
     let is_whole = text == whole || text.strip_suffix(':') == Some(host);
     (is_fine && is_whole).then_some(parsed)
 }
 
-/// The layer that refuses what comes from other sites.
+/// Layer that refuses requests of other sites.
 pub(crate) async fn check(State(origins): State<Origins>, request: Request, next: Next) -> Response {
     let (method, uri, headers) = (request.method(), request.uri(), request.headers());
     match origins.check(&Asked { method, uri, version: request.version(), headers }) {
@@ -179,7 +185,7 @@ pub(crate) async fn check(State(origins): State<Origins>, request: Request, next
 mod tests {
     use super::*;
 
-    /// The status that a request is refused with; 200 if it is not.
+    /// The status of a refused request; 200 if it is accepted.
     fn asked(origins: &Origins, method: Method, path: &str, headers: &[(&'static str, &[u8])]) -> u16 {
         let pair = |&(name, value): &(&'static str, &[u8])| {
             (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap())
@@ -200,7 +206,7 @@ mod tests {
     const HOST: (&str, &[u8]) = ("host", b"localhost:8080");
 
     #[test]
-    fn pages_of_other_sites_may_not_ask_unless_they_were_named() {
+    fn pages_of_other_sites_are_refused_unless_allowed() {
         for method in [Method::POST, Method::GET, Method::DELETE, Method::HEAD] {
             let from = |allowed: &[&str], origin: &str| {
                 let headers = [HOST, ("origin", origin.as_bytes())];
@@ -229,7 +235,7 @@ mod tests {
             assert_eq!(get(&[], "/", site), 200, "a link leads to the page");
             assert_eq!(get(&["*"], "/props", site), 200);
         }
-        // Typed in, and the page's own.
+        // A typed address, and the page's own requests.
         assert_eq!((get(&[], "/props", b"none"), get(&[], "/props", b"same-origin")), (200, 200));
     }
 
@@ -258,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_request_says_in_one_way_which_host_it_is_for() {
-        // Whether or not the server is known by certain names.
+        // The result does not depend on configured host names.
         for origins in [named(&[]), named(&[]).only_hosts(&[])] {
             let of = |path: &str, hosts: &[&'static [u8]]| {
                 let headers: Vec<_> = hosts.iter().map(|host| ("host", *host)).collect();
@@ -294,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_origin_is_refused() {
+    fn invalid_origins_are_refused() {
         for origin in ["a.org", "https://", "https://a.org/path", "https://*.a.org", ""] {
             assert!(Origins::new(&[origin.to_owned()]).unwrap_err().contains("expected SCHEME"), "{origin}");
         }

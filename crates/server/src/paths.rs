@@ -1,13 +1,15 @@
-//! Messages without the places of files: what a client is told of a file is its name, not where the server has it.
+//! Messages without the paths of files: clients see a file's name, but not its folder on the
+//! server.
 
 use std::path::Path;
 
-/// `text` without the folders before the names of files: these, and those of every absolute path in it. A path that the text begins
-/// with ends at `: `, so it may have spaces; elsewhere it ends at white space.
+/// Returns `text` without folders before file names: the `known` ones, and those of all absolute
+/// paths. A path at the start of the text ends at `: ` and may contain spaces; others end at white
+/// space.
 pub fn without_folders<'a>(text: &str, known: impl IntoIterator<Item = &'a Path>) -> String {
     let mut known: Vec<String> = known.into_iter().map(|folder| folder.display().to_string()).collect();
     known.retain(|folder| folder.contains(['/', '\\']));
-    // The innermost first.
+    // The longest folder first.
     known.sort_by_key(|folder| std::cmp::Reverse(folder.len()));
     let mut text = text.to_owned();
     for folder in known {
@@ -32,8 +34,8 @@ pub fn without_folders<'a>(text: &str, known: impl IntoIterator<Item = &'a Path>
     out + rest
 }
 
-/// Where an absolute path begins: a slash at the beginning of a word, which a further name follows. So neither `https://a/b`, nor
-/// `</think>`, nor `hf:org/repo[/file]` has one.
+/// The start of an absolute path: a slash at the start of a word, with at least one more name after
+/// it. So `https://a/b`, `</think>` and `hf:org/repo[/file]` contain none.
 fn find_path(text: &str, is_begin: bool) -> Option<usize> {
     text.match_indices('/').map(|(at, _)| at).find(|&at| {
         let before = text[..at].chars().next_back();
@@ -51,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_of_files_are_told() {
+    fn messages_have_only_the_names_of_files() {
         let of = |text: &str| without_folders(text, ["/srv/my models".as_ref(), "lora".as_ref()]);
         for (text, expected) in [
             ("/root/.cache/m.gguf: no tensor", "m.gguf: no tensor"),

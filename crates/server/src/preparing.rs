@@ -1,8 +1,10 @@
-//! Work that grows with a request: parsing bodies, rendering and tokenising prompts, compiling grammars, decoding pictures. It runs
-//! beside the HTTP threads and the models' own, on a bounded number of threads, for a bounded time.
+//! Work that grows with a request: parsing bodies, rendering and tokenising prompts, compiling
+//! grammars, decoding pictures. It runs on a bounded number of threads of its own, for a bounded
+//! time.
 //!
-//! Who waits gets a turn after everybody else who waits, however many requests each has: turns go by API key, or by address where no
-//! keys are asked for. A client that hangs up leaves the queue; work that has begun looks now and then whether anybody still wants it.
+//! Clients get turns in rotation, however many requests each has. A client is an API key, or an
+//! address on a server without keys. A request whose client disconnects leaves the queue. Running
+//! work checks from time to time whether a client still waits for it.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -17,41 +19,42 @@ use tokio::time::timeout;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::warnings::Warnings;
 
-/// Longest time in the queue.
+/// Longest wait in the queue.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// Longest time of one piece of work. What cannot be stopped keeps its thread until it ends, and the client is told.
+/// Longest time of one piece of work. Work that cannot be stopped keeps its thread until it ends,
+/// and the client gets an error.
 const TIME: Duration = Duration::from_secs(60);
 
-/// Most pieces of work that wait.
+/// Most pieces of work in the queue.
 const MAX_WAITING: usize = 1024;
 
 tokio::task_local! {
-    /// Whose work is done here: whoever shares it shares one turn.
+    /// The client whose work this task does; all its work shares one turn.
     static WHO: u64;
 }
 
-/// Answer a request of `who`.
+/// Answers a request of client `who`.
 pub(crate) async fn on_behalf_of<T>(who: u64, answer: impl Future<Output = T>) -> T {
     WHO.scope(who, answer).await
 }
 
-/// Whom the current task answers.
+/// The client that the current task serves.
 pub(crate) fn who() -> u64 {
     WHO.try_with(|who| *who).unwrap_or(0)
 }
 
-/// Threads for such work, and who waits for one. Cheap to clone.
+/// Threads for such work, and the queue for them. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Preparing(Arc<Mutex<Turns>>);
 
 struct Turns {
     n_free: usize,
-    /// By who waits, the one first whose turn it is.
+    /// Waiting requests by client; the client whose turn it is comes first.
     waiting: VecDeque<(u64, VecDeque<oneshot::Sender<Turn>>)>,
 }
 
-/// A thread that may be used; the next one has it when this is dropped.
+/// A free thread. Dropping it passes the thread to the next request.
 struct Turn(Option<Preparing>);
 
 impl Drop for Turn {
@@ -62,20 +65,20 @@ impl Drop for Turn {
     }
 }
 
-/// What a piece of work knows of those who wait for it.
+/// State that a piece of work shares with the request that waits for it.
 pub(crate) struct Work {
     unwanted: Arc<AtomicBool>,
     end: Instant,
 }
 
 impl Work {
-    /// To be called now and then.
+    /// Checks whether the work should continue. Long work calls it from time to time.
     ///
     /// # Errors
-    /// Nobody wants the result any more, or it took too long.
+    /// No client wants the result any more, or the work took too long.
     pub(crate) fn goes_on(&self) -> Result<()> {
         if self.unwanted.load(Ordering::Relaxed) {
-            return Err(ApiError::internal("the client has hung up"));
+            return Err(ApiError::internal("the client has disconnected"));
         }
         if Instant::now() > self.end { Err(too_long()) } else { Ok(()) }
     }
@@ -100,7 +103,7 @@ fn n_processors() -> usize {
     std::thread::available_parallelism().map_or(2, NonZero::get).max(2)
 }
 
-/// Tells the work that nobody waits for it.
+/// Marks the work as unwanted when it is dropped.
 struct Unwanted(Arc<AtomicBool>);
 
 impl Drop for Unwanted {
@@ -110,12 +113,13 @@ impl Drop for Unwanted {
 }
 
 impl Preparing {
-    /// As many threads as there are processors, two at least: one long piece of work does not keep all others waiting.
+    /// One thread for each processor, at least two, so that one long piece of work does not block
+    /// all others.
     pub(crate) fn new() -> Preparing {
         Preparing::with(n_processors())
     }
 
-    /// Half as many.
+    /// Half as many threads as [`Self::new`].
     pub(crate) fn of_half() -> Preparing {
         Preparing::with(n_processors().div_ceil(2))
     }
@@ -124,10 +128,10 @@ impl Preparing {
         Preparing(Arc::new(Mutex::new(Turns { n_free: n_threads, waiting: VecDeque::new() })))
     }
 
-    /// Do a piece of work in its turn.
+    /// Runs a piece of work in its turn.
     ///
     /// # Errors
-    /// Those of the work; too many wait; or it takes too long.
+    /// Those of the work; the queue is full; the work takes too long.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Work) -> Result<T> + Send + 'static,
@@ -163,7 +167,7 @@ impl Preparing {
         waits.await.map_err(|_| ApiError::internal("a turn was lost"))
     }
 
-    /// A thread is free: whoever is next has it.
+    /// Passes a free thread to the next request in turn.
     fn give_back(self) {
         loop {
             let next = {
@@ -178,7 +182,7 @@ impl Preparing {
             };
             match next.send(Turn(Some(self.clone()))) {
                 Ok(()) => return,
-                // It has hung up. The turn is still ours to give.
+                // The client has disconnected, so its turn passes to the next.
                 Err(mut turn) => turn.0 = None,
             }
         }
@@ -195,8 +199,10 @@ impl Turns {
         next
     }
 
+    /// Makes room in the queue.
+    ///
     /// # Errors
-    /// As many wait as may.
+    /// The queue is full.
     fn make_room(&mut self) -> Result<()> {
         let n_waiting = |turns: &Turns| turns.waiting.iter().map(|(_, own)| own.len()).sum::<usize>();
         if n_waiting(self) >= MAX_WAITING {
@@ -217,7 +223,7 @@ mod tests {
         let order = Arc::new(Mutex::new(Vec::new()));
         let first = preparing.turn(0).await.unwrap();
         let mut tasks = Vec::new();
-        // Three of the first, then one of each of two others.
+        // Three requests of the first client, then one of each of two others.
         for (n, who) in [1, 1, 1, 2, 3].into_iter().enumerate() {
             let (pool, order) = (preparing.clone(), order.clone());
             tasks.push(tokio::spawn(on_behalf_of(who, async move {
@@ -229,7 +235,7 @@ mod tests {
             })));
             tokio::task::yield_now().await;
         }
-        // One that hangs up has no turn, and takes none from others.
+        // A disconnected client gets no turn, and others lose none.
         let hung_up = tokio::spawn(on_behalf_of(4, {
             let pool = preparing.clone();
             async move { pool.run(|_| Ok(())).await }
@@ -246,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_wait_than_may_and_work_learns_that_nobody_wants_it() {
+    async fn the_queue_is_bounded_and_work_learns_that_it_is_unwanted() {
         let preparing = Preparing::with(1);
         let turn = preparing.turn(0).await.unwrap();
         let mut waiting: Vec<_> = (0..MAX_WAITING).map(|_| Box::pin(preparing.turn(1))).collect();

@@ -1,6 +1,6 @@
-//! The queue before a model's thread that takes whole requests: bounded, and counted in the model's figures.
+//! The bounded queue of a model thread that computes whole requests. The model's metrics count it.
 //!
-//! A request whose client has gone leaves its place at once, and is not taken.
+//! A request whose client disconnects leaves the queue at once and is never computed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -10,13 +10,13 @@ use std::time::Instant;
 use crate::error::{ApiError, Result};
 use crate::stats::Stats;
 
-/// A queue in which at most `max_waiting` wait, beside what the thread does.
+/// Makes a queue for at most `max_waiting` requests, beside the running one.
 pub(crate) fn queue<T>(max_waiting: usize, stats: &Arc<Stats>) -> (Sender<T>, Receiver<T>) {
     let (jobs, inbox) = mpsc::channel();
     (Sender { jobs, stats: stats.clone(), max_waiting }, Receiver(inbox))
 }
 
-/// The side of those who ask.
+/// The clients' end of the queue.
 pub(crate) struct Sender<T> {
     jobs: mpsc::Sender<(T, Arc<Ticket>)>,
     stats: Arc<Stats>,
@@ -30,12 +30,12 @@ impl<T> Clone for Sender<T> {
 }
 
 impl<T> Sender<T> {
-    /// Wait in the queue for as long as the place is held.
+    /// Queues a job, for as long as the result is held.
     ///
     /// # Errors
-    /// As many wait as may, or the thread has died.
+    /// The queue is full, or the thread has died.
     pub(crate) fn send(&self, job: T) -> Result<Place> {
-        // A thread that does nothing takes the next at once.
+        // An idle thread starts the next job at once.
         let n_free = usize::from(self.stats.running.get() == 0);
         let most = self.max_waiting.saturating_add(n_free);
         self.stats
@@ -50,21 +50,21 @@ impl<T> Sender<T> {
     }
 }
 
-/// The model's thread is gone.
+/// Error of a model whose thread has died.
 pub(crate) fn died() -> ApiError {
     ApiError::internal("the model's thread has died; see the server's log")
 }
 
-/// The thread's side.
+/// The thread's end of the queue.
 pub(crate) struct Receiver<T>(mpsc::Receiver<(T, Arc<Ticket>)>);
 
 impl<T> Receiver<T> {
-    /// The next request that somebody waits for; `None`: nobody can ask any more.
+    /// Waits for the next request that a client still wants; `None` after all senders are dropped.
     pub(crate) fn recv(&self) -> Option<(T, Running)> {
         std::iter::from_fn(|| self.0.recv().ok()).find_map(begin)
     }
 
-    /// The same, without waiting.
+    /// Like [`Self::recv`], without waiting.
     pub(crate) fn try_recv(&self) -> Option<(T, Running)> {
         self.0.try_iter().find_map(begin)
     }
@@ -82,14 +82,14 @@ const RUNNING: u8 = 1;
 const LEFT: u8 = 2;
 
 struct Ticket {
-    /// `WAITING`, then for good `RUNNING` or `LEFT`.
+    /// `WAITING`, then finally `RUNNING` or `LEFT`.
     stage: AtomicU8,
     stats: Arc<Stats>,
     since: Instant,
 }
 
 impl Ticket {
-    /// Stop waiting; whether it did until now.
+    /// Leaves the stage `WAITING`. Returns true if the request was waiting until now.
     fn advance(&self, to: u8) -> bool {
         let waited = self.stage.compare_exchange(WAITING, to, Ordering::AcqRel, Ordering::Acquire).is_ok();
         if waited {
@@ -99,7 +99,7 @@ impl Ticket {
     }
 }
 
-/// A place in the queue: whoever drops it waits no longer.
+/// A place in the queue, given up when it is dropped.
 pub(crate) struct Place(Arc<Ticket>);
 
 impl Drop for Place {
@@ -108,7 +108,7 @@ impl Drop for Place {
     }
 }
 
-/// A request that the thread has taken; it has ended when this is dropped.
+/// A running request, which ends when this is dropped.
 pub(crate) struct Running(Arc<Ticket>);
 
 impl Drop for Running {
@@ -124,11 +124,11 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn no_more_wait_than_may() {
+    fn the_queue_is_bounded() {
         let stats = Arc::new(Stats::default());
         let (sender, receiver) = queue(1, &stats);
         let figures = || (stats.waiting.get(), stats.running.get());
-        // One for the idle thread, and one that waits.
+        // One job for the idle thread, and one that waits.
         let places = [sender.send('a').unwrap(), sender.send('b').unwrap()];
         let error = sender.send('c').err().unwrap();
         assert_eq!((error.kind, error.retry_after.is_some()), (ErrorKind::Overloaded, true));
@@ -137,7 +137,7 @@ mod tests {
         assert!(sender.send('c').is_err());
         drop(places);
         assert_eq!(figures(), (0, 1));
-        // Whoever has left is not taken, and his place is free.
+        // A job whose place is dropped is never computed, and its place is free.
         let place = sender.send('d').unwrap();
         assert!(sender.send('e').is_err());
         drop(running);

@@ -1,4 +1,4 @@
-//! Text of an answer to its deltas: reasoning, content and calls of tools.
+//! Parsing of an answer's text to deltas: reasoning, content and tool calls.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -10,19 +10,19 @@ use text::{AnswerFormat, AnswerParser, AnswerPart, ChatTemplate, Tokenizer, Tool
 use crate::answer::{Delta, TokenInfo};
 use crate::roles::Roles;
 
-/// A chat template, and how answers to what it writes are to be read.
+/// A chat template, and the format of answers to its prompts.
 #[derive(Debug)]
 pub(crate) struct Template {
     pub(crate) template: Arc<ChatTemplate>,
     pub(crate) format: AnswerFormat,
     pub(crate) prompt: ToolPrompt,
     pub(crate) roles: Roles,
-    /// Special tokens that the parser must see, ascending.
+    /// Special tokens that the parser must see, in ascending order.
     pub(crate) shown: Arc<[u32]>,
 }
 
 impl Template {
-    /// Of its source.
+    /// Compiles a template from its source.
     ///
     /// # Errors
     /// It is not a valid template.
@@ -35,13 +35,13 @@ impl Template {
     }
 }
 
-/// Reads one of `n` answers.
+/// Parses one of `n` answers.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     parser: AnswerParser,
     has_short_ids: bool,
     parts: Vec<AnswerPart>,
-    /// Of reasoning; where a piece ends it, by its part of the text.
+    /// Tokens of reasoning. A piece that ends it counts in proportion to its text.
     n_reasoning: f64,
 }
 
@@ -50,7 +50,7 @@ impl Reader {
         Reader { parser, has_short_ids: format.has_short_ids(), parts: Vec::new(), n_reasoning: 0.0 }
     }
 
-    /// What a piece of text says, which has come as `n_tokens`; `tokens` are those to be told of.
+    /// Parses a piece of text that consists of `n_tokens`. `tokens` are those to report.
     pub(crate) fn push(&mut self, text: &str, n_tokens: usize, tokens: Vec<TokenInfo>) -> Vec<Delta> {
         let was_reasoning = self.parser.is_reasoning();
         self.parser.push(text, &mut self.parts);
@@ -58,18 +58,18 @@ impl Reader {
         self.deltas(tokens)
     }
 
-    /// What was held back when the answer ended.
+    /// Returns the text that was held back, at the end of the answer.
     pub(crate) fn finish(&mut self) -> Vec<Delta> {
         self.parser.finish(&mut self.parts);
         self.deltas(Vec::new())
     }
 
-    /// Whether a tool was called.
+    /// Returns true if the answer called a tool.
     pub(crate) fn has_calls(&self) -> bool {
         self.parser.n_calls() > 0
     }
 
-    /// Tokens of reasoning.
+    /// Number of reasoning tokens.
     pub(crate) fn n_reasoning(&self) -> usize {
         self.n_reasoning.round() as usize
     }
@@ -88,7 +88,7 @@ impl Reader {
             }
         }
         let share = match all {
-            // Marks and white space alone.
+            // The piece has only marks and white space.
             0 if was_reasoning => 1.0,
             0 => 0.0,
             all => reasoning as f64 / all as f64,
@@ -116,7 +116,7 @@ impl Reader {
     }
 }
 
-/// A name for a call that no other call has. Mistral's templates want nine letters and digits.
+/// A unique id of a call. Mistral's templates require nine letters and digits.
 fn call_id(is_short: bool) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     static KEYS: std::sync::OnceLock<RandomState> = std::sync::OnceLock::new();

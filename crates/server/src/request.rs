@@ -1,4 +1,5 @@
-//! What every API is translated into: one chat request, one completion request, and the options that they share.
+//! The inner requests to which every API is translated: a chat request, a completion request, and
+//! their shared options.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,75 +11,78 @@ use text::{Grammar, Trigger};
 use crate::effort::Effort;
 use crate::error::{ApiError, Result};
 
-/// Who asks: set by the layer that checks keys, an extension of every request.
+/// The client of a request. The access layer adds it to every request as an extension.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// Names the request in the log and in `x-request-id`.
+    /// Id of the request in the log and in `x-request-id`.
     pub request_id: String,
-    /// Whose key it is: 0 without keys. Tenants share neither prefixes nor more than their part of the machine.
+    /// Tenant of the request's key; 0 without keys. Tenants do not share cached prefixes, and each
+    /// gets its part of the machine.
     pub tenant: u64,
 }
 
-/// A chat: messages through the model's template.
+/// A chat, whose messages are rendered by the model's template.
 #[derive(Clone, Debug, Default)]
 pub struct ChatRequest {
-    /// The model's id; empty: the only one, or the first.
+    /// The model's id; empty for the first model.
     pub model: String,
-    /// As chat templates see them: objects with `role` and `content` (a text, or a list of parts), `tool_calls`, `tool_call_id`,
-    /// `name`, `reasoning_content`.
+    /// Messages in the form of chat templates: objects with `role` and `content` (a text, or a list
+    /// of parts), `tool_calls`, `tool_call_id`, `name`, `reasoning_content`.
     pub messages: Vec<Value>,
-    /// `{"type":"function","function":{"name","description","parameters"}}` each.
+    /// Tools, each as `{"type":"function","function":{"name","description","parameters"}}`.
     pub tools: Vec<Value>,
-    /// Whether the model must, may or may not call them.
+    /// The rule for calling tools.
     pub tool_choice: ToolChoice,
-    /// More than one call in an answer.
+    /// True if an answer may have several calls.
     pub parallel_tool_calls: bool,
-    /// What the answer's content must be.
+    /// Grammar of the answer's content.
     pub grammar: Option<Grammar>,
     /// Further variables of the template, such as `enable_thinking`.
     pub template_variables: Map<String, Value>,
-    /// How much the model thinks; `None`: as its template does by default.
+    /// Reasoning effort; `None` for the template's default.
     pub effort: Option<Effort>,
-    /// Whether the model thinks before it answers, whatever the effort; `None`: as its template does by default.
+    /// Switches reasoning on or off, whatever the effort; `None` for the template's default.
     pub thinking: Option<bool>,
-    /// Most tokens of reasoning; then it is closed.
+    /// Most tokens of reasoning, after which it is closed.
     pub thinking_budget: Option<usize>,
-    /// The last message is the beginning of the answer, which goes on from there.
+    /// True if the last message is the start of the answer.
     pub continue_last: bool,
-    /// The prompt does not end with the beginning of an answer.
+    /// True if the prompt does not end with the start of an answer.
     pub without_generation_prompt: bool,
-    /// Reasoning is given as content, with its marks.
+    /// True if reasoning is returned as content, with its marks.
     pub raw_reasoning: bool,
-    /// Everything else.
+    /// Options that all requests have.
     pub options: GenerateOptions,
 }
 
 impl ChatRequest {
+    /// Checks that a required call is possible.
+    ///
     /// # Errors
-    /// A call is to come, and there is no tool that could be called.
+    /// The answer must be a call, and there is no tool to call.
     pub(crate) fn check_choice(&self) -> Result<()> {
         let is_tool = |name: &str| self.tools.iter().any(|tool| tool["function"]["name"] == name);
         let message = match &self.tool_choice {
             ToolChoice::Auto | ToolChoice::None => return Ok(()),
             ToolChoice::Required if !self.tools.is_empty() => return Ok(()),
             ToolChoice::Required => {
-                "`tool_choice` asks for a call, expected `tools` to have a tool".to_owned()
+                "`tool_choice` requires a call, expected `tools` to have a tool".to_owned()
             }
             ToolChoice::Function(name) if is_tool(name) => return Ok(()),
             ToolChoice::Function(name) => {
-                format!("`tool_choice` asks for a call of `{name}`, expected one of `tools`")
+                format!("`tool_choice` requires a call of `{name}`, expected one of `tools`")
             }
         };
         Err(ApiError::invalid("tool_choice", message))
     }
 
-    /// Whether a call may follow another. A function that is named is called once, as OpenAI's clients expect: a model that is
-    /// held to calls of one function may not know when to end.
+    /// Returns true if another call may follow. A function chosen by name is called once, as
+    /// OpenAI's clients expect: a model forced to call one function may not know when to stop.
     pub(crate) fn may_call_again(&self) -> bool {
         self.parallel_tool_calls && !matches!(self.tool_choice, ToolChoice::Function(_))
     }
 
-    /// The tools that may be called.
+    /// Tools that may be called.
     pub(crate) fn called_tools(&self) -> &[Value] {
         match self.tool_choice {
             ToolChoice::None => &[],
@@ -87,54 +91,55 @@ impl ChatRequest {
     }
 }
 
-/// Whether tools are called.
+/// The rule for calling tools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
-    /// No tool is called.
+    /// The model calls no tool.
     None,
-    /// At least one is called.
+    /// The model calls at least one tool.
     Required,
-    /// This one is called.
+    /// The model calls this tool.
     Function(String),
 }
 
-/// A text to go on with.
+/// A text to be completed.
 #[derive(Clone, Debug, Default)]
 pub struct CompletionRequest {
-    /// The model's id; empty: the only one, or the first.
+    /// The model's id; empty for the first model.
     pub model: String,
-    /// What is continued.
+    /// The text or tokens to continue.
     pub prompt: Prompt,
-    /// Text that follows the gap, for models that fill in the middle.
+    /// Text after the gap, for models that fill in the middle.
     pub suffix: Option<String>,
-    /// With `suffix`: other files to know of, names and texts.
+    /// Other files for the context of `suffix`: names and texts.
     pub files: Vec<(String, String)>,
-    /// What the text must be.
+    /// Grammar of the completion.
     pub grammar: Option<Grammar>,
-    /// Everything else.
+    /// Options that all requests have.
     pub options: GenerateOptions,
 }
 
 /// A prompt as text or as tokens.
 #[derive(Clone, Debug)]
 pub enum Prompt {
-    /// Tokenised as the model was trained to see a text begin; marks in it become their tokens if `parse_special`.
+    /// A text, tokenised with the model's start tokens. Control tokens in it are parsed if
+    /// `parse_special`.
     Text {
         /// The text.
         text: String,
-        /// Whether `<|im_start|>` and its kin are marks, or text.
+        /// True if `<|im_start|>` and others are parsed as control tokens; false if they are text.
         parse_special: bool,
     },
-    /// As they are.
+    /// Tokens, used as they are.
     Tokens(Vec<u32>),
-    /// A pair that a model judges, with the marks that it was trained to see.
+    /// A pair that a reranking model judges, with the model's own marks.
     Pair {
-        /// What is looked for; of all pairs of a request the same.
+        /// The query, the same for all pairs of a request.
         query: Arc<str>,
-        /// What may fit it.
+        /// The document to compare with the query.
         document: String,
     },
 }
@@ -145,46 +150,48 @@ impl Default for Prompt {
     }
 }
 
-/// How an answer is made, whatever the API.
+/// Options of generation, the same for every API.
 #[derive(Clone, Debug)]
 pub struct GenerateOptions {
-    /// Tokens before the prompt, as [`crate::Answer::context`] of an earlier answer gave them.
+    /// Tokens before the prompt, from [`crate::Answer::context`] of an earlier answer.
     pub context: Vec<u32>,
-    /// How tokens are chosen; log-probabilities are asked for by `logprobs` below.
+    /// Sampling parameters. `logprobs` below controls log-probabilities.
     pub sampling: SamplingParams,
-    /// What the request itself said of `sampling`; the rest is the operator's to say.
+    /// The sampling parameters that the request itself gave. Defaults of the operator fill in the
+    /// others.
     pub given: SamplingChoice,
-    /// Most tokens of an answer; `None`: until the model ends or the context is full.
+    /// Most tokens of an answer; `None` for no limit but the context's.
     pub max_tokens: Option<usize>,
-    /// The answer does not end before it has so many.
+    /// Least tokens of an answer.
     pub min_tokens: usize,
-    /// Texts that end it.
+    /// Texts that end the answer.
     pub stop: Vec<String>,
-    /// Tokens that end it.
+    /// Tokens that end the answer.
     pub stop_tokens: Vec<u32>,
-    /// Go on when the model says that it has ended.
+    /// True if end tokens do not end the answer.
     pub ignore_end: bool,
-    /// What the grammar waits for; `None`: it holds from the beginning.
+    /// Triggers of a lazy grammar; `None` if the grammar holds from the start.
     pub triggers: Option<Arc<[Trigger]>>,
-    /// Answers to one prompt.
+    /// Number of answers to the prompt.
     pub n: usize,
-    /// Log-probability of each token, and of so many best; `None`: none.
+    /// Number of most likely tokens to report, with log-probabilities, beside each token; `None`
+    /// for no log-probabilities.
     pub logprobs: Option<usize>,
-    /// They are those with which the token was drawn, after all that changes them.
+    /// True if log-probabilities are those after all sampling steps.
     pub drawn_logprobs: bool,
-    /// The same of each token of the prompt.
+    /// Like `logprobs`, for the tokens of the prompt.
     pub prompt_logprobs: Option<usize>,
-    /// Tell how far the prompt is while it is computed.
+    /// True if progress of prefill is reported.
     pub progress: bool,
-    /// Each piece of the answer comes with its tokens, with or without log-probabilities.
+    /// True if each piece comes with its tokens, even without log-probabilities.
     pub with_tokens: bool,
-    /// Reuse and keep what is computed of the prompt.
+    /// True if the prefix cache is used for the prompt.
     pub cache_prompt: bool,
-    /// Higher goes first.
+    /// Priority; requests with higher values go first.
     pub priority: i32,
-    /// The answer is of no use after this time.
+    /// Time after which the answer is useless.
     pub timeout: Option<Duration>,
-    /// How long the model stays loaded after this request.
+    /// Time that the model stays loaded after this request.
     pub keep_alive: Option<KeepAlive>,
 }
 
@@ -214,7 +221,7 @@ impl Default for GenerateOptions {
     }
 }
 
-/// How long a model stays loaded when nobody uses it.
+/// Time that an idle model stays loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeepAlive {
     /// This long; zero unloads it at once.
@@ -228,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_that_is_named_is_called_once() {
+    fn a_named_function_is_called_once() {
         let named = ToolChoice::Function("f".into());
         for (tool_choice, may_repeat) in
             [(ToolChoice::Required, true), (ToolChoice::Auto, true), (named, false)]
@@ -239,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_must_come_needs_a_tool() {
+    fn a_required_call_needs_a_tool() {
         let tools = vec![serde_json::json!({ "type": "function", "function": { "name": "f" } })];
         let check = |tool_choice: ToolChoice, tools: &[Value]| {
             let request = ChatRequest { tool_choice, tools: tools.to_vec(), ..ChatRequest::default() };

@@ -1,30 +1,30 @@
-//! Where a chat template takes messages of which role, and messages moved to where it does.
+//! Roles that a chat template accepts in each position, and conversion of conversations to them.
 //!
-//! Agents send system messages in the middle of a conversation, several at its beginning, and text of the user right after the
-//! results of tools. Many templates refuse that, and some leave out what they do not expect.
+//! Agents send system messages within a conversation, several at its start, and user text right
+//! after results of tools. Many templates refuse that, and some drop such messages.
 
 use serde_json::{Value, json};
 use text::{Chat, ChatTemplate, ToolPrompt};
 
-/// What a template takes, found by rendering conversations with it.
+/// Abilities of a template, found by rendering test conversations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Roles {
-    /// A system message at the beginning.
+    /// Accepts a system message at the start.
     system: bool,
-    /// Two of them there.
+    /// Accepts two system messages at the start.
     several_systems: bool,
-    /// One after other messages, in its place.
+    /// Accepts a system message after other messages, and keeps it there.
     late_system: bool,
-    /// Two messages of the user in a row.
+    /// Accepts two user messages in a row.
     users_in_a_row: bool,
-    /// A message of the user after a tool's result.
+    /// Accepts a user message after a tool's result.
     user_after_result: bool,
 }
 
 impl Roles {
-    /// Of a template that is told of tools as `prompt` says.
+    /// Tests a template, which gets tools by `prompt`.
     pub(crate) fn of(template: &ChatTemplate, prompt: &ToolPrompt) -> Roles {
-        // Whether all texts are shown, in order; those of `roles` are "text 0", "text 1", …
+        // True if all texts appear in order; those of `roles` are "text 0", "text 1", …
         let shows = |roles: &[&str]| {
             let says = |(index, role): (usize, &&str)| match *role {
                 "call" => json!({ "role": "assistant", "content": "", "tool_calls": [{
@@ -56,7 +56,7 @@ impl Roles {
                 found.inspect(|at| from += at + 1).is_some()
             })
         };
-        // What fails without the message in question says nothing of it.
+        // A conversation that fails without the tested message says nothing about it.
         let result = shows(&["user", "call", "tool"]);
         Roles {
             system: shows(&["system", "user"]),
@@ -67,10 +67,10 @@ impl Roles {
         }
     }
 
-    /// The same conversation as the template takes it. What cannot stay a system message is text of the user.
+    /// Converts a conversation for the template. System messages that cannot stay become user text.
     pub(crate) fn adapt(&self, messages: Vec<Value>) -> Vec<Value> {
         let mut out: Vec<Value> = Vec::with_capacity(messages.len());
-        // A system's text that has no message of its own.
+        // Text of a system prompt without a message of its own.
         let mut first: Option<Value> = None;
         for mut message in messages {
             let is_system = message["role"] == "system";
@@ -123,7 +123,7 @@ impl Roles {
     }
 }
 
-/// The mark by which agents tell a model that text of the user's message is not the user's.
+/// The mark by which agents tell a model that a part of the user's message is not from the user.
 fn reminder(content: Value) -> Value {
     let text = |text: &str| json!({ "type": "text", "text": text });
     match content {
@@ -142,7 +142,7 @@ fn append(message: &mut Value, content: Value) {
     message["content"] = joined(message["content"].take(), content);
 }
 
-/// Two contents, each a text or parts.
+/// Joins two contents, each a text or a list of parts.
 fn joined(before: Value, after: Value) -> Value {
     if let (Some(before), Some(after)) = (before.as_str(), after.as_str()) {
         let between = if before.is_empty() || after.is_empty() { "" } else { "\n\n" };
@@ -165,10 +165,11 @@ mod tests {
 
     const CHATML: &str =
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
-    /// As Gemma's and Mistral's: users and assistants in turn, and no system.
+    /// Like Gemma's and Mistral's templates: user and assistant alternate, and there is no system
+    /// role.
     const IN_TURN: &str = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) or m.role == 'system' %}\
         {{ raise_exception('in turn') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
-    /// A system message counts at the beginning alone; others are not shown.
+    /// Shows a system message only at the start.
     const FIRST: &str = "{% if messages[0].role == 'system' %}<sys>{{ messages[0].content }}{% endif %}\
         {% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}";
 
@@ -189,7 +190,7 @@ mod tests {
         [("system", "a"), ("system", "b"), ("user", "c"), ("system", "d"), ("assistant", "e"), ("user", "f")];
 
     #[test]
-    fn what_the_template_takes_stays_as_it_is() {
+    fn messages_that_the_template_accepts_stay() {
         assert_eq!(adapted(CHATML, &AGENT), pairs(&AGENT));
     }
 

@@ -1,4 +1,4 @@
-//! From a listening socket to responses, until a signal ends it.
+//! The HTTP server, from a listening socket until a signal ends it.
 
 use std::future::Future;
 use std::io;
@@ -24,40 +24,40 @@ use crate::timed_body::{self, Bodies};
 use crate::tls::Tls;
 use crate::{api, handlers, page};
 
-/// Most bytes that are read of a connection before headers have ended; more are answered with 431. What headers may have at most is
-/// checked where they are whole, since a full buffer may hold a part of the body too.
+/// Most bytes buffered for a connection's headers; more get a 431. The limit on headers is checked
+/// after they have been parsed, since the buffer may also contain a part of the body.
 const MAX_BUFFER: usize = 128 << 10;
 
-/// Most headers of a request; more are answered with 431.
+/// Most headers of a request; more get a 431.
 const MAX_HEADERS: usize = 100;
 
-/// From the first byte of a connection, or the end of a response, to the end of the next request's headers. So it also ends
-/// connections that are kept alive and idle.
+/// Longest time from a connection's first byte, or the end of a response, to the end of the next
+/// request's headers. So it also closes idle keep-alive connections.
 const HEADER_TIME: Duration = Duration::from_secs(15);
 
-/// For writing cached prefixes at the end.
+/// Longest time for saving cached prefixes at shutdown.
 const SAVE_TIME: Duration = Duration::from_secs(10);
 
-/// For telling clients that their answers have been cut.
+/// Longest time for sending errors to clients whose answers were cut off.
 const CUT_TIME: Duration = Duration::from_secs(1);
 
-/// For a TLS handshake.
+/// Longest time of a TLS handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
-/// Who may ask, from where, and how.
+/// Rules for access to the server.
 #[derive(Clone)]
 pub struct Gate {
-    /// Their keys.
+    /// API keys.
     pub access: Access,
-    /// Pages of which sites.
+    /// Allowed origins of web pages.
     pub origins: Origins,
-    /// `None`: HTTP in the clear.
+    /// The certificate; `None` for plain HTTP.
     pub tls: Option<Tls>,
-    /// How many connections there may be.
+    /// Limits of open connections.
     pub connections: ConnectionLimits,
 }
 
-/// Everything that the server answers.
+/// All routes of the server.
 pub fn router(app: App, access: Access, origins: Origins) -> Router {
     let cors = origins.cors();
     let router = Router::new()
@@ -73,7 +73,7 @@ pub fn router(app: App, access: Access, origins: Origins) -> Router {
         .fallback(api::paths::nothing_there)
         .method_not_allowed_fallback(api::paths::other_methods)
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(from_fn_with_state(app.clone(), handlers::layer))
+        .layer(from_fn_with_state(app.handlers().clone(), handlers::layer))
         .layer(from_fn_with_state(Bodies::default(), timed_body::layer))
         .layer(from_fn_with_state(origins, origins::check))
         .layer(from_fn_with_state(access, access::check))
@@ -81,17 +81,18 @@ pub fn router(app: App, access: Access, origins: Origins) -> Router {
         .layer(from_fn(api::ollama::errors))
         .with_state(app);
     let router = match cors {
-        // Outermost: a preflight comes without a key.
+        // The outermost layer, since a preflight has no key.
         Some(cors) => router.layer(cors),
         None => router,
     };
-    // Around all of it, for a router's layers come after its paths were looked up.
+    // A wrapper around the router, since a router's layers run after its paths are matched.
     Router::new()
         .fallback_service(NormalizePath::trim_trailing_slash(router))
         .layer(map_request(api::paths::with_version))
 }
 
-/// Answer until `shutdown`; then finish what has begun, until `at_once` and for `drain` at most. What is cut then ends with an error.
+/// Serves until `shutdown`. Then running requests may end, until `at_once` and for at most `drain`;
+/// what is still running gets an error.
 ///
 /// # Errors
 /// The socket failed.
@@ -134,18 +135,18 @@ pub async fn serve(
         return served;
     }
     if tokio::time::timeout(SAVE_TIME, ending.save_prefixes()).await.is_err() {
-        tracing::warn!("cached prefixes could not be kept within {} s", SAVE_TIME.as_secs());
+        tracing::warn!("cached prefixes could not be saved within {} s", SAVE_TIME.as_secs());
     }
     served
 }
 
-/// What a client may hold open, and for how long.
+/// Sets limits and timeouts of a client's connection.
 fn limit<A>(server: Server<SocketAddr, A>, handle: Handle<SocketAddr>) -> Server<SocketAddr, A> {
     let mut server = server
         .handle(handle)
         .http1_only()
         .first_request_timeout(HEADER_TIME + HANDSHAKE_TIME)
-        .accept_error_handler(|_, error| tracing::debug!("accepting a connection: {error}"));
+        .accept_error_handler(|_, error| tracing::debug!("cannot accept a connection: {error}"));
     let mut http = server.http_builder().http1();
     http.timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
@@ -154,7 +155,7 @@ fn limit<A>(server: Server<SocketAddr, A>, handle: Handle<SocketAddr>) -> Server
     server
 }
 
-/// After `shutdown`, let requests that have begun end, for `drain` or until `at_once`.
+/// After `shutdown`, waits for running requests, for `drain` or until `at_once`.
 async fn stop(
     app: App,
     handle: Handle<SocketAddr>,
@@ -179,7 +180,7 @@ async fn stop(
     handle.shutdown();
 }
 
-/// Unload what nobody has used for long enough.
+/// Unloads idle models from time to time.
 async fn expire(app: App) {
     let mut ticks = tokio::time::interval(Duration::from_millis(500));
     loop {

@@ -1,4 +1,4 @@
-//! From a prepared request to an answer that has begun.
+//! Start of an answer from a prepared request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use engine::{CancelFlag, Request, SamplingParams};
 use text::{ShowSpecial, Stops};
 
-use crate::answer::Answer;
+use crate::answering::Answer;
 use crate::app::App;
 use crate::chat::{Prepared, prepare_chat, render};
 use crate::error::{ApiError, Result};
@@ -14,11 +14,12 @@ use crate::models::{Facts, Lease, TextModel};
 use crate::request::{Caller, ChatRequest, GenerateOptions};
 use crate::stream::Channel;
 
-/// Most alternatives that are told for each token of all choices. They take far more memory than the answers.
+/// Most alternative tokens reported for each position, over all choices. They need far more memory
+/// than the answers.
 const MAX_ALTERNATIVES: usize = 512;
 
 impl App {
-    /// The prompt of a chat, and what holds and reads its answer.
+    /// Prepares the prompt of a chat with the constraint and the reader of its answer.
     ///
     /// # Errors
     /// The messages or options are wrong, or the prompt is too long.
@@ -42,10 +43,10 @@ impl App {
         }
     }
 
-    /// Queue a request for the engine.
+    /// Queues a request for the engine.
     ///
     /// # Errors
-    /// The prompt is empty or too long, an option is wrong, or the queue is too long.
+    /// The prompt is empty or too long, an option is wrong, or the queue is full.
     pub(crate) async fn start(&self, caller: &Caller, lease: Lease, prepared: Prepared) -> Result<Answer> {
         let Prepared { mut tokens, images, constraint, reading, stop_outside, mut options } = prepared;
         let model = lease.text()?.clone();
@@ -53,7 +54,7 @@ impl App {
         let TextModel { facts, worker, .. } = &model;
         self.refuse_if_draining()?;
         if !options.context.is_empty() {
-            // A text begins once. Where messages begin with the same token, it stays.
+            // Drop the BOS of a continuing text. It stays if every message begins with it.
             let bos = facts.tokenizer.bos();
             let n_bos = tokens.iter().filter(|token| Some(**token) == bos).count();
             let begins = n_bos == 1 && tokens.first().copied() == bos;
@@ -68,14 +69,14 @@ impl App {
         let n_alternatives = options.n.saturating_mul(options.logprobs.unwrap_or(0));
         if n_alternatives > MAX_ALTERNATIVES {
             let message = format!(
-                "`n` times `top_logprobs` is {n_alternatives}, expected at most {MAX_ALTERNATIVES}; ask for fewer of either"
+                "`n` times `top_logprobs` is {n_alternatives}, expected at most {MAX_ALTERNATIVES}; request fewer of either"
             );
             return Err(ApiError::invalid("top_logprobs", message));
         }
-        // At once, without waiting for the engine.
+        // Checked here, so that a refusal does not wait for the engine.
         let (max_waiting, max_wait) = self.most_waiting();
         let n_free = facts.n_slots.saturating_sub(worker.stats.running.get() as usize);
-        // Tenants take turns: what others have waiting keeps nobody out of whom there is nothing yet.
+        // Tenants take turns, so others' waiting requests do not block a tenant without any.
         let is_first = !worker.active().iter().any(|channel| channel.activity.tenant == caller.tenant);
         let has_turn = is_first && max_waiting > 0 && options.n <= max_waiting + facts.n_slots;
         let max_wait = if has_turn { Duration::MAX } else { max_wait };
@@ -116,7 +117,7 @@ impl App {
     }
 }
 
-/// What the engine is asked for one answer. Its lists are ready to be used, and shared by all answers.
+/// The engine's request for one answer. All answers share its lists.
 fn request(facts: &Facts, options: &GenerateOptions, tokens: Vec<u32>) -> Result<Request> {
     let mut sampling = SamplingParams {
         logprobs: options.logprobs.is_some(),
@@ -148,7 +149,7 @@ fn request(facts: &Facts, options: &GenerateOptions, tokens: Vec<u32>) -> Result
     })
 }
 
-/// As many of a request: each with a random number and a flag of its own.
+/// Makes `n` requests that differ in seed and cancel flag only.
 fn choices(one: Request, n: usize) -> Vec<Request> {
     let seed = one.sampling.seed;
     let choice = |index: usize| {

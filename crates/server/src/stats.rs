@@ -1,4 +1,5 @@
-//! What a model's thread tells of itself: plain numbers that anybody may read at any time, without waiting for the engine.
+//! Metrics of a model's thread: counters that can be read at any time without waiting for the
+//! engine.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -7,30 +8,30 @@ use std::time::{Duration, Instant};
 pub(crate) const SECONDS: [f64; 16] =
     [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0];
 
-/// Figures of one model.
+/// Metrics of one model.
 #[derive(Debug, Default)]
 pub struct Stats {
     /// Sequences in slots.
     pub running: Gauge,
-    /// Sequences that wait for one.
+    /// Sequences that wait for a slot.
     pub waiting: Gauge,
-    /// Sequences that gave their slot back for lack of memory and wait to go on.
+    /// Sequences that lost their slot for lack of memory and wait to continue.
     pub parked: Gauge,
-    /// Milliseconds until a short prompt that came now would give its first token, as predicted.
+    /// Predicted milliseconds until a short prompt that arrives now has its first token.
     pub predicted_wait_ms: Gauge,
-    /// Bytes of KV pages that sequences and cached prefixes hold.
+    /// Bytes of KV pages that sequences and cached prefixes occupy.
     pub kv_bytes_used: Gauge,
-    /// Most bytes that they may hold.
+    /// Most bytes of KV pages.
     pub kv_bytes_budget: Gauge,
-    /// Steps that failed one after the other; 0 when one succeeds.
+    /// Successive failed steps; a success resets it to 0.
     pub failing: Gauge,
-    /// Whether the thread comes to an end with what it does.
+    /// Shows whether the thread makes progress.
     pub pulse: Pulse,
-    /// Tokens of prompts that were computed.
+    /// Prompt tokens computed in prefill.
     pub tokens_computed: Gauge,
-    /// Tokens of prompts that were found computed.
+    /// Prompt tokens found in the prefix cache.
     pub tokens_cached: Gauge,
-    /// Tokens chosen.
+    /// Tokens generated.
     pub tokens_generated: Gauge,
     /// Seconds from a request to its first token.
     pub first_token: Histogram,
@@ -41,7 +42,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Nothing runs, waits, or fails any more.
+    /// Resets the gauges of a thread that has ended.
     pub(crate) fn clear(&self) {
         for gauge in [&self.running, &self.waiting, &self.parked, &self.predicted_wait_ms, &self.failing] {
             gauge.set(0);
@@ -49,18 +50,18 @@ impl Stats {
     }
 }
 
-/// What a thread does at once: a step, or taking a request. Each is bounded: a step has at most as many rows as the program was
-/// compiled for, and what grows with a request was done before.
+/// Progress of a thread: the current step or request. Each is bounded, since a step has at most the
+/// program's compiled rows, and work that grows with a request is done before.
 #[derive(Debug)]
 pub struct Pulse {
     start: Instant,
-    /// Milliseconds from `start` to when it began what it does now, and 1; 0: nothing.
+    /// Milliseconds from `start` to the start of the current work, plus 1; 0 if idle.
     since: AtomicU64,
-    /// Milliseconds of what took longest so far.
+    /// Milliseconds of the longest work so far.
     longest: AtomicU64,
-    /// How many times as many rows as [`Self::ROWS`] a step may have.
+    /// Largest step in multiples of [`Self::ROWS`].
     times: AtomicU64,
-    /// A panic ended what it did, and ends the thread.
+    /// True if a panic ended the work, which also ends the thread.
     has_died: AtomicBool,
 }
 
@@ -77,24 +78,25 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// What takes so long has failed, unless something before took nearly as long: a slow machine is no broken one.
+    /// Work of this length has failed, unless earlier work took nearly as long: a slow machine is
+    /// not a broken one.
     const STUCK: Duration = Duration::from_secs(60);
 
-    /// So many rows of a step are expected to be computed in that time.
+    /// Rows of a step that are expected to be computed within [`Self::STUCK`].
     const ROWS: usize = 512;
 
-    /// Steps have up to so many rows: what has more of them may take longer.
+    /// Sets the largest number of rows of a step; more rows may take longer.
     pub(crate) fn expect_rows(&self, n_rows: usize) {
         self.times.store(n_rows.div_ceil(Self::ROWS).max(1) as u64, Ordering::Relaxed);
     }
 
-    /// The thread begins something, which ends when the result is dropped.
+    /// Starts work, which ends when the result is dropped.
     pub(crate) fn begin(&self) -> Beat<'_> {
         self.since.store(self.now() + 1, Ordering::Relaxed);
         Beat(self)
     }
 
-    /// What the thread began has ended, and something else begins. Nothing happens where it has begun nothing.
+    /// Ends the current work and starts the next. No effect on an idle thread.
     pub(crate) fn again(&self) {
         let now = self.now() + 1;
         let renew = |since: u64| (since != 0).then_some(now);
@@ -103,17 +105,18 @@ impl Pulse {
         }
     }
 
-    /// Whether a panic has ended what the thread did. The thread ends as well, as soon as its memory is free.
+    /// Returns true if a panic ended the thread's work. The thread ends as soon as its memory is
+    /// free.
     pub(crate) fn has_died(&self) -> bool {
         self.has_died.load(Ordering::Acquire)
     }
 
-    /// For how long the thread has been busy with one thing, if that is longer than it should be.
+    /// Time that the current work has taken, if that is too long.
     pub fn stuck(&self) -> Option<Duration> {
         self.stuck_after(Self::STUCK)
     }
 
-    /// The same, with another time instead of a minute.
+    /// Like [`Self::stuck`], with another limit.
     pub fn stuck_after(&self, most: Duration) -> Option<Duration> {
         let since = self.since.load(Ordering::Relaxed).checked_sub(1)?;
         let busy = Duration::from_millis(self.now().saturating_sub(since));
@@ -127,7 +130,7 @@ impl Pulse {
     }
 }
 
-/// The thread is busy.
+/// Marks the thread as busy until it is dropped.
 pub(crate) struct Beat<'a>(&'a Pulse);
 
 impl Drop for Beat<'_> {
@@ -141,12 +144,12 @@ impl Drop for Beat<'_> {
     }
 }
 
-/// A number that is set now and then.
+/// A number that threads set and read.
 #[derive(Debug, Default)]
 pub struct Gauge(AtomicU64);
 
 impl Gauge {
-    /// The number.
+    /// The current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -163,20 +166,20 @@ impl Gauge {
         self.0.fetch_sub(value, Ordering::Relaxed);
     }
 
-    /// Add one if the number is below `most`.
+    /// Increments the number if it is below `most`.
     ///
     /// # Errors
-    /// It is not; the number.
+    /// The number is not below `most`; the error holds it.
     pub(crate) fn increment_below(&self, most: u64) -> Result<(), u64> {
         let next = |value| (value < most).then(|| value + 1);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map(drop)
     }
 }
 
-/// How often something took how long.
+/// A histogram of times.
 #[derive(Debug, Default)]
 pub struct Histogram {
-    /// By upper bound; the last for what is longer than all.
+    /// Counts by upper bound; the last for times above all bounds.
     buckets: [AtomicU64; SECONDS.len() + 1],
     sum_micros: AtomicU64,
 }
@@ -189,18 +192,18 @@ impl Histogram {
         self.sum_micros.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// Upper bounds in seconds and how many are in each bucket alone; the last bound is infinite.
+    /// Upper bounds in seconds with the count of each bucket alone; the last bound is infinite.
     pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         let bounds = SECONDS.into_iter().chain([f64::INFINITY]);
         bounds.zip(self.buckets.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 
-    /// Of all observations, in seconds.
+    /// Sum of all observations, in seconds.
     pub fn sum(&self) -> f64 {
         self.sum_micros.load(Ordering::Relaxed) as f64 / 1e6
     }
 
-    /// How many.
+    /// Number of observations.
     pub fn count(&self) -> u64 {
         self.buckets().map(|(_, count)| count).sum()
     }
@@ -211,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_stuck_that_takes_far_longer_than_before() {
+    fn a_thread_that_takes_far_longer_than_before_is_stuck() {
         let pulse = Pulse::default();
         let most = Duration::from_millis(20);
         assert_eq!(pulse.stuck_after(most), None);
@@ -220,7 +223,7 @@ mod tests {
         assert!(pulse.stuck_after(most).is_some_and(|busy| busy >= most) && pulse.stuck().is_none());
         drop(beat);
         assert_eq!(pulse.stuck_after(most), None);
-        // What goes on in parts is not stuck.
+        // Work that continues in parts is not stuck.
         let parts = pulse.begin();
         for _ in 0..5 {
             std::thread::sleep(Duration::from_millis(10));
@@ -230,11 +233,11 @@ mod tests {
         drop(parts);
         pulse.again();
         assert_eq!(pulse.stuck_after(Duration::ZERO), None);
-        // As long as that it may take again, and somewhat longer.
+        // Later work may take as long, and somewhat longer.
         let _beat = pulse.begin();
         std::thread::sleep(Duration::from_millis(40));
         assert_eq!(pulse.stuck_after(most), None);
-        // Nor what a panic has ended.
+        // A thread that panicked is not stuck either.
         assert!(!pulse.has_died());
         let panics = std::panic::AssertUnwindSafe(|| {
             let _beat = pulse.begin();

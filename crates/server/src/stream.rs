@@ -1,7 +1,7 @@
-//! Between a model's thread and the reader of an answer.
+//! The channel between a model's thread and the reader of an answer.
 //!
-//! The engine's thread writes, a task of tokio's reads. What the reader has not taken yet is kept as one piece for each choice, so a
-//! slow reader costs memory for its own answer and nothing else; the writer never waits.
+//! The engine's thread writes and a tokio task reads. Unread output is merged to one piece for each
+//! choice. A slow reader therefore costs only its own answer's memory, and the writer never waits.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,16 +12,16 @@ use tokio::sync::Notify;
 
 use crate::request::Caller;
 
-/// A token as the engine gave it.
+/// A token of the engine's output.
 #[derive(Clone, Debug)]
 pub(crate) struct ChosenToken {
     pub(crate) id: u32,
     pub(crate) logprob: Option<f32>,
-    /// The likeliest in its place: ids and log-probabilities.
+    /// The most likely tokens at this position: ids and log-probabilities.
     pub(crate) top: Vec<(u32, f32)>,
 }
 
-/// How a choice ended.
+/// End of a choice.
 #[derive(Clone, Debug)]
 pub(crate) struct Ended {
     pub(crate) reason: FinishReason,
@@ -29,16 +29,16 @@ pub(crate) struct Ended {
     pub(crate) seed: u64,
 }
 
-/// What one choice has said since its reader looked last.
+/// Output of one choice since its last read.
 #[derive(Debug, Default)]
 pub(crate) struct Piece {
     pub(crate) text: String,
     pub(crate) tokens: Vec<ChosenToken>,
-    /// Tokens of the prompt, all but the first.
+    /// Tokens of the prompt except the first.
     pub(crate) prompt: Vec<ChosenToken>,
-    /// How far the prompt is, oldest first; the first and the last of what came.
+    /// Progress of prefill, oldest first; only the first and last of the unread reports.
     pub(crate) progress: Vec<Progress>,
-    /// At its last token.
+    /// Times at its last token.
     pub(crate) timings: Timings,
     pub(crate) ended: Option<Ended>,
 }
@@ -61,50 +61,50 @@ impl Piece {
         self.ended = None;
     }
 
-    /// The prompt is so far. A slow reader learns where it began and where it is.
+    /// Adds a report of prefill progress. A slow reader gets the first and the latest.
     pub(crate) fn note_progress(&mut self, progress: Progress) {
         self.progress.truncate(1);
         self.progress.push(progress);
     }
 }
 
-/// What all choices have said.
+/// Output of all choices.
 #[derive(Debug)]
 struct Pieces {
-    /// `(n_choices)` since the reader looked last.
+    /// Unread output, `(n_choices)`.
     new: Vec<Piece>,
-    /// `(n_choices)` whether it has ended: nothing follows.
+    /// True for choices that have ended, `(n_choices)`.
     is_over: Vec<bool>,
 }
 
-/// Shared by the two sides.
+/// A channel, shared by writer and reader.
 #[derive(Debug)]
 pub(crate) struct Channel {
     pieces: Mutex<Pieces>,
     wake: Notify,
-    /// A choice has ended: a reader that paces itself is not to wait.
+    /// Wakes a reader that paces itself when a choice has ended.
     ended: Notify,
-    /// Of each choice, and one for all that a fork may add.
+    /// Cancel flags of the choices.
     cancel: Vec<CancelFlag>,
-    /// For lists of what runs.
+    /// Facts for lists of running requests.
     pub(crate) activity: Activity,
 }
 
-/// What is known of a request while it runs.
+/// Facts about a running request.
 #[derive(Debug)]
 pub(crate) struct Activity {
     pub(crate) request_id: String,
-    /// Whose request it is.
+    /// Tenant of the request.
     pub(crate) tenant: u64,
     pub(crate) n_prompt: usize,
     pub(crate) n_decoded: AtomicUsize,
-    /// Of the prompt; known from the first token on.
+    /// Cached tokens of the prompt; known from the first token on.
     pub(crate) n_cached: AtomicUsize,
     pub(crate) since: Instant,
 }
 
 impl Channel {
-    /// For as many choices as there are flags.
+    /// Makes a channel with one choice for each flag.
     pub(crate) fn new(caller: &Caller, n_prompt: usize, cancel: Vec<CancelFlag>) -> Arc<Channel> {
         Arc::new(Channel {
             pieces: Mutex::new(Pieces {
@@ -125,7 +125,7 @@ impl Channel {
         })
     }
 
-    /// The engine's side: add to a choice, unless it has ended, and wake the reader.
+    /// Writes to a choice that has not ended, and wakes the reader. Called by the engine's thread.
     pub(crate) fn write(&self, choice: usize, add: impl FnOnce(&mut Piece)) {
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
         let Pieces { new, is_over } = &mut *pieces;
@@ -143,7 +143,7 @@ impl Channel {
         self.wake.notify_one();
     }
 
-    /// End what has not ended: it cannot go on, for this reason.
+    /// Ends all choices that are still running, with this reason.
     pub(crate) fn fail(&self, reason: &str) {
         for choice in 0..self.n_choices() {
             let reason = FinishReason::Failed(reason.to_owned());
@@ -151,7 +151,7 @@ impl Channel {
                 piece.ended = Some(Ended { reason, timings: piece.timings, seed: 0 });
             });
         }
-        // Nobody is to go on computing it.
+        // The engine must not continue it.
         self.cancel();
     }
 
@@ -167,7 +167,7 @@ impl Channel {
         self.activity.n_decoded.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Wait until `time`, or until a choice has ended.
+    /// Waits until `time`, or until a choice has ended.
     pub(crate) async fn pause(&self, time: Instant) {
         tokio::select! {
             () = tokio::time::sleep_until(time.into()) => {}
@@ -175,7 +175,8 @@ impl Channel {
         }
     }
 
-    /// The reader's side: wait until a choice has something to say, and take it into `piece`, which is cleared first.
+    /// Waits for output of a choice and moves it into `piece`, which is cleared first. Returns the
+    /// choice.
     pub(crate) async fn read(&self, piece: &mut Piece) -> usize {
         loop {
             if let Some(choice) = self.take(0, piece) {
@@ -185,7 +186,7 @@ impl Channel {
         }
     }
 
-    /// Wait until a choice has something to say, and leave it.
+    /// Waits for output of a choice, without reading it.
     pub(crate) async fn wait(&self) {
         loop {
             {
@@ -198,7 +199,7 @@ impl Channel {
         }
     }
 
-    /// The same without waiting, of the choices from `first` on.
+    /// Like [`Self::read`], without waiting, for choices from `first` on.
     pub(crate) fn take(&self, first: usize, piece: &mut Piece) -> Option<usize> {
         piece.clear();
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
@@ -208,7 +209,7 @@ impl Channel {
         Some(choice)
     }
 
-    /// Put back what was taken and not used, before what has come since.
+    /// Puts back unused output before what has arrived since.
     pub(crate) fn give_back(&self, choice: usize, piece: &mut Piece) {
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(since) = pieces.new.get_mut(choice) {
@@ -221,7 +222,7 @@ impl Channel {
         }
     }
 
-    /// Nobody reads any more.
+    /// Cancels all choices; no reader is left.
     pub(crate) fn cancel(&self) {
         self.cancel.iter().for_each(CancelFlag::cancel);
     }
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_not_read_comes_as_one_piece() {
+    async fn unread_output_comes_as_one_piece() {
         let channel = Channel::new(&caller(), 1, vec![CancelFlag::default(), CancelFlag::default()]);
         for text in ["a", "b", "c"] {
             channel.write(1, |piece| piece.text.push_str(text));
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_that_was_not_read_is_where_it_began_and_where_it_is() {
+    fn unread_progress_has_its_first_and_last_report() {
         let mut piece = Piece::default();
         assert!(piece.is_empty());
         for n_done in [0, 10, 20, 30] {
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_stays_as_it_ended() {
+    fn an_ended_choice_does_not_change() {
         let channel = Channel::new(&caller(), 1, vec![CancelFlag::default(), CancelFlag::default()]);
         let ended = Ended { reason: FinishReason::MaxTokens, timings: Timings::default(), seed: 0 };
         channel.write(0, |piece| piece.ended = Some(ended));

@@ -1,47 +1,47 @@
-//! A limit of reasoning: once so many tokens have been thought, the mark that ends it is all that may follow.
+//! A limit of reasoning: after a number of tokens, only the mark that ends reasoning may follow.
 
 use std::sync::Arc;
 
 use engine::{Constraint, ConstraintResult};
 use text::{Specials, Tokenizer};
 
-/// What is the same for all states.
-struct Limit {
+/// Facts that are the same for all states.
+struct LimitState {
     tokenizer: Arc<Tokenizer>,
-    /// Tokens of thinking.
+    /// Most tokens of reasoning.
     budget: usize,
-    /// Text that begins it.
+    /// Mark that begins reasoning.
     open: &'static str,
-    /// Text that ends it, and its tokens.
+    /// Mark that ends reasoning, and its tokens.
     close: &'static str,
     close_tokens: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// The mark that begins it has not come whole.
+enum ThinkingState {
+    /// The opening mark is not complete yet.
     Waiting,
-    /// So many tokens were thought.
+    /// Number of reasoning tokens so far.
     Thinking(usize),
-    /// So many tokens of the mark have been forced.
+    /// Number of forced tokens of the closing mark.
     Closing(usize),
-    /// The mark has come.
+    /// The closing mark is complete.
     Over,
 }
 
-/// The constraint, beside a grammar if the answer has one.
+/// The limit as a constraint, combined with a grammar if the answer has one.
 pub(crate) struct ThinkingLimit {
-    limit: Arc<Limit>,
+    limit: Arc<LimitState>,
     grammar: Option<Box<dyn Constraint>>,
-    state: State,
-    /// The states before, one for each token, as far back as guesses reach.
-    before: Vec<(State, usize)>,
-    /// The text so far, in which the marks may stand.
+    state: ThinkingState,
+    /// Earlier states, one for each token, as far back as draft tokens reach.
+    before: Vec<(ThinkingState, usize)>,
+    /// The last bytes of text, which may contain a mark.
     tail: Vec<u8>,
 }
 
 impl ThinkingLimit {
-    /// For an answer that `has_begun` within reasoning, or whose model may begin it at once, between these marks.
+    /// Limits reasoning between these marks. `has_begun` is true if the prompt begins it.
     ///
     /// # Errors
     /// The mark has no tokens.
@@ -53,45 +53,45 @@ impl ThinkingLimit {
         grammar: Option<Box<dyn Constraint>>,
     ) -> Result<ThinkingLimit, engine::Error> {
         let close_tokens = tokenizer.encode(close, Specials::Parse)?;
-        let limit = Limit { tokenizer: tokenizer.clone(), budget, open, close, close_tokens };
+        let limit = LimitState { tokenizer: tokenizer.clone(), budget, open, close, close_tokens };
         Ok(ThinkingLimit {
             limit: Arc::new(limit),
             grammar,
             state: match (has_begun, budget) {
-                (false, _) => State::Waiting,
-                (true, 0) => State::Closing(0),
-                (true, _) => State::Thinking(0),
+                (false, _) => ThinkingState::Waiting,
+                (true, 0) => ThinkingState::Closing(0),
+                (true, _) => ThinkingState::Thinking(0),
             },
             before: Vec::new(),
             tail: Vec::new(),
         })
     }
 
-    fn next(&mut self, token: u32) -> State {
+    fn next(&mut self, token: u32) -> ThinkingState {
         match self.state {
-            State::Over => State::Over,
-            State::Closing(n) if n + 1 == self.limit.close_tokens.len() => State::Over,
-            State::Closing(n) => State::Closing(n + 1),
-            State::Waiting => {
+            ThinkingState::Over => ThinkingState::Over,
+            ThinkingState::Closing(n) if n + 1 == self.limit.close_tokens.len() => ThinkingState::Over,
+            ThinkingState::Closing(n) => ThinkingState::Closing(n + 1),
+            ThinkingState::Waiting => {
                 self.tail.extend_from_slice(self.limit.tokenizer.token_bytes(token));
                 let (so_far, open) = (self.tail.trim_ascii_start(), self.limit.open.as_bytes());
                 match so_far.strip_prefix(open) {
-                    Some(_) if self.limit.budget == 0 => State::Closing(0),
-                    Some(_) => State::Thinking(0),
-                    None if open.starts_with(so_far) => State::Waiting,
-                    None => State::Over,
+                    Some(_) if self.limit.budget == 0 => ThinkingState::Closing(0),
+                    Some(_) => ThinkingState::Thinking(0),
+                    None if open.starts_with(so_far) => ThinkingState::Waiting,
+                    None => ThinkingState::Over,
                 }
             }
-            State::Thinking(n) => {
+            ThinkingState::Thinking(n) => {
                 let close = self.limit.close.as_bytes();
-                // The mark may have begun in the tokens before.
+                // The mark may have begun in earlier tokens.
                 let from = self.tail.len().saturating_sub(close.len());
                 self.tail.extend_from_slice(self.limit.tokenizer.token_bytes(token));
                 let has_closed = self.tail[from..].windows(close.len()).any(|part| part == close);
                 match n + 1 >= self.limit.budget {
-                    _ if has_closed => State::Over,
-                    true => State::Closing(0),
-                    false => State::Thinking(n + 1),
+                    _ if has_closed => ThinkingState::Over,
+                    true => ThinkingState::Closing(0),
+                    false => ThinkingState::Thinking(n + 1),
                 }
             }
         }
@@ -100,7 +100,7 @@ impl ThinkingLimit {
 
 impl Constraint for ThinkingLimit {
     fn mask(&mut self, words: &mut [u32]) -> ConstraintResult<bool> {
-        if let State::Closing(n) = self.state
+        if let ThinkingState::Closing(n) = self.state
             && let Some(token) = self.limit.close_tokens.get(n).map(|token| *token as usize)
             && let Some(word) = words.get_mut(token / 32)
         {
@@ -141,14 +141,14 @@ impl Constraint for ThinkingLimit {
 
     fn n_valid(&mut self, tokens: &[u32]) -> usize {
         let most = match self.state {
-            State::Over => tokens.len(),
+            ThinkingState::Over => tokens.len(),
             // Its first tokens decide.
-            State::Waiting => 0,
-            State::Closing(n) => {
+            ThinkingState::Waiting => 0,
+            ThinkingState::Closing(n) => {
                 let due = self.limit.close_tokens.get(n..).unwrap_or_default();
                 due.iter().zip(tokens).take_while(|(a, b)| a == b).count()
             }
-            State::Thinking(n) => self.limit.budget.saturating_sub(n),
+            ThinkingState::Thinking(n) => self.limit.budget.saturating_sub(n),
         };
         let tokens = &tokens[..most.min(tokens.len())];
         match &mut self.grammar {
@@ -158,7 +158,7 @@ impl Constraint for ThinkingLimit {
     }
 
     fn is_over(&self) -> bool {
-        self.state == State::Over && self.grammar.as_ref().is_some_and(|grammar| grammar.is_over())
+        self.state == ThinkingState::Over && self.grammar.as_ref().is_some_and(|grammar| grammar.is_over())
     }
 
     fn fork(&self) -> Box<dyn Constraint> {
@@ -218,13 +218,13 @@ mod tests {
             limit.accept(*token).unwrap();
         }
         assert_eq!((only(&mut limit), limit.n_valid(&[0; 9])), (None, 9));
-        // Back to where it was forced, and again.
+        // Roll back to where the mark was forced, and force it again.
         limit.roll_back(mark.len()).unwrap();
         assert_eq!((only(&mut limit), limit.n_valid(&mark)), (Some(mark[0]), 4));
         limit.roll_back(1).unwrap();
         assert_eq!(only(&mut limit), None);
 
-        // It ends by itself; it never begins; it begins and has no budget.
+        // Reasoning that ends by itself, never begins, or begins without a budget.
         let mut limit = new(true, 9);
         accept(&mut limit, &tokenizer, "x</a>yyyyyyyyyyyy");
         assert_eq!(only(&mut limit), None);

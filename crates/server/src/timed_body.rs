@@ -1,6 +1,6 @@
-//! What is asked of a request before it is read: the length of its headers; of its body the length, the coding, and that it has come
-//! by a certain time, so that nobody holds a connection open by sending a byte now and then. The bodies of all requests together have
-//! a bound, too.
+//! Limits of a request before its body is read: length of headers, length and coding of the body,
+//! and time. The time limit stops clients from holding a connection open by sending single bytes.
+//! The memory of all bodies together is limited too.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,32 +19,32 @@ use crate::error::{ApiError, ErrorKind, Result};
 use crate::limits::MAX_BODY;
 use crate::preparing::who;
 
-/// From the end of a request's headers to the end of its body.
+/// Longest time from the end of a request's headers to the end of its body.
 const TIME: Duration = Duration::from_secs(120);
 
 /// Most bytes of a request's first line and headers.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
-/// Most bytes of bodies that are held at once, of all requests.
+/// Most bytes of bodies held at once, over all requests.
 const MAX_HELD: usize = 1 << 30;
 
-/// The same of one key's requests, or of one address's where no keys are asked for.
+/// Most bytes of bodies held for one key, or for one address on a server without keys.
 const MAX_HELD_EACH: usize = MAX_HELD / 4;
 
-/// The bytes of bodies that have come, by whose they are, until their requests are answered.
+/// Bytes of received bodies by client, until their requests are answered.
 #[derive(Clone, Default)]
 pub(crate) struct Bodies(Arc<Mutex<HashMap<u64, usize>>>);
 
-/// The body of one request.
-struct Held {
+/// The bytes of one request's body.
+struct HeldBytes {
     bodies: Bodies,
     who: u64,
     bytes: AtomicUsize,
     is_refused: AtomicBool,
 }
 
-impl Held {
-    /// Whether there is room for so many bytes more.
+impl HeldBytes {
+    /// Reserves `n` more bytes. Returns false if there is no room.
     fn grow(&self, n: usize) -> bool {
         let mut all = self.bodies.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (total, own) = (all.values().sum::<usize>() + n, all.entry(self.who).or_default());
@@ -58,7 +58,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         let mut all = self.bodies.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = all.get_mut(&self.who) {
@@ -75,21 +75,22 @@ pub(crate) async fn layer(State(bodies): State<Bodies>, request: Request, next: 
         return error.into_response();
     }
     let (bytes, is_refused) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let held = Arc::new(Held { bodies, who: who(), bytes, is_refused });
+    let held = Arc::new(HeldBytes { bodies, who: who(), bytes, is_refused });
     let response = next.run(request.map(|body| limit(body, TIME, held.clone()))).await;
     match held.is_refused.load(Ordering::Relaxed) {
         false => response,
         true => {
-            let message =
-                "the bodies of requests take all the memory that is meant for them; try again later";
+            let message = "request bodies have used up their memory; try again later";
             let retry_after = Some(Duration::from_secs(1));
             ApiError { retry_after, ..ApiError::new(ErrorKind::Overloaded, message) }.into_response()
         }
     }
 }
 
+/// Checks the length of the request line and headers.
+///
 /// # Errors
-/// The first line and the headers have more than [`MAX_HEADER_BYTES`], counted without spaces that say nothing.
+/// They have more than [`MAX_HEADER_BYTES`], without optional white space.
 fn check_length(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<()> {
     let path = uri.path_and_query().map_or(0, |path| path.as_str().len());
     let first = method.as_str().len() + path + "  HTTP/1.1\r\n".len();
@@ -104,8 +105,9 @@ fn check_length(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<()> {
     }
 }
 
-/// What the headers say of the body, so that it is not sent in vain. Its length is refused here only where the client waits to be told:
-/// others write on, and would find a closed connection instead of the answer.
+/// Checks the headers that describe the body, before it is sent. The length is refused here only if
+/// the client waits for `100 Continue`. Others keep sending and would find a closed connection
+/// instead of the answer.
 fn check(headers: &HeaderMap) -> Result<()> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let length = text(header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok()).unwrap_or(0);
@@ -123,10 +125,10 @@ fn check(headers: &HeaderMap) -> Result<()> {
     }
 }
 
-/// The body fails with [`std::io::ErrorKind::TimedOut`] if it has not ended after `time`, and with another error if there is no room
-/// for it.
-fn limit(body: Body, time: Duration, held: Arc<Held>) -> Body {
-    // Most requests of operators have none: they need no timer.
+/// Limits a body. It fails with [`std::io::ErrorKind::TimedOut`] after `time`, and with another
+/// error if there is no room for it.
+fn limit(body: Body, time: Duration, held: Arc<HeldBytes>) -> Body {
+    // Most requests of operators have no body and need no timer.
     if body.is_end_stream() {
         return body;
     }
@@ -143,7 +145,7 @@ fn limit(body: Body, time: Duration, held: Arc<Held>) -> Body {
                 Ok(Some(Err(error))) => Some((Err(axum::BoxError::from(error)), None)),
                 Ok(None) => None,
                 Err(_) => {
-                    let message = format!("the body had not ended after {} s", time.as_secs_f64());
+                    let message = format!("the body was not complete after {} s", time.as_secs_f64());
                     Some((Err(std::io::Error::new(std::io::ErrorKind::TimedOut, message).into()), None))
                 }
             }
@@ -168,13 +170,13 @@ mod tests {
         assert_eq!(kind(header::CONTENT_ENCODING, "gzip"), Err(ErrorKind::UnsupportedMediaType));
     }
 
-    fn held(bodies: &Bodies, who: u64) -> Arc<Held> {
+    fn held(bodies: &Bodies, who: u64) -> Arc<HeldBytes> {
         let (bytes, is_refused) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Arc::new(Held { bodies: bodies.clone(), who, bytes, is_refused })
+        Arc::new(HeldBytes { bodies: bodies.clone(), who, bytes, is_refused })
     }
 
     #[test]
-    fn bodies_have_a_bound_together_and_by_key() {
+    fn bodies_are_limited_together_and_by_key() {
         let bodies = Bodies::default();
         let one = held(&bodies, 1);
         assert!(one.grow(MAX_HELD_EACH) && !one.grow(1) && one.is_refused.load(Ordering::Relaxed));
@@ -200,6 +202,6 @@ mod tests {
             axum::body::to_bytes(limit(endless, Duration::from_millis(10), held(&Bodies::default(), 0)), 10)
                 .await
                 .unwrap_err();
-        assert!(error.to_string().contains("had not ended"), "{error}");
+        assert!(error.to_string().contains("was not complete"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! TLS: a certificate and its key from PEM files, which can be read again while the server runs.
+//! TLS with a certificate and key from PEM files, which can be reloaded while the server runs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,35 +8,35 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Why a certificate cannot be used.
+/// Errors of a certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file could not be read, or is not PEM of what is expected.
+    /// A file cannot be read, or is not PEM of the expected kind.
     #[error("{}: {error}; expected {expected} in PEM", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What should be in it.
+        /// The expected content.
         expected: &'static str,
-        /// What is wrong.
+        /// The error of the file.
         error: rustls::pki_types::pem::Error,
     },
-    /// There is no certificate in the file.
+    /// The file has no certificate.
     #[error("{} holds no certificate, expected the server's own followed by those up to its authority", .0.display())]
     NoCertificate(PathBuf),
-    /// The two do not belong together, or are of a kind that cannot be used.
+    /// Certificate and key do not match, or are of an unsupported kind.
     #[error("{} and {}: {error}; expected a certificate and its own private key", cert.display(), key.display())]
     Pair {
-        /// The certificates.
+        /// File of the certificates.
         cert: PathBuf,
-        /// The key.
+        /// File of the key.
         key: PathBuf,
-        /// What is wrong.
+        /// The reason.
         error: rustls::Error,
     },
 }
 
-/// A server's certificate. Cheap to clone; all clones see what [`Self::reload`] reads.
+/// A server's certificate. Cheap to clone; [`Self::reload`] updates all clones.
 #[derive(Clone, Debug)]
 pub struct Tls {
     cert: PathBuf,
@@ -45,16 +45,16 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Read a chain of certificates, the server's own first, and its private key.
+    /// Reads a chain of certificates, the server's own first, and its private key.
     ///
     /// # Errors
-    /// A file cannot be read, does not hold what is expected, or the two do not belong together.
+    /// A file cannot be read or has other content, or the two do not match.
     pub fn open(cert: &Path, key: &Path) -> Result<Tls, TlsError> {
         let config = RustlsConfig::from_config(read(cert, key)?);
         Ok(Tls { cert: cert.to_owned(), key: key.to_owned(), config })
     }
 
-    /// Read the files again; connections from now on see the new certificate.
+    /// Reads the files again. Later connections use the new certificate.
     ///
     /// # Errors
     /// As [`Self::open`]; the old certificate stays.

@@ -1,5 +1,5 @@
-//! What calls of tools are held to, kept between requests: clients send the same tools with every one, and to prepare and compile a
-//! hundred schemas takes longer than all else of a short request.
+//! Constraints of tool calls, cached between requests. Clients send the same tools with every
+//! request, and compiling a hundred schemas takes longer than the rest of a short request.
 
 use std::sync::Arc;
 
@@ -8,39 +8,11 @@ use serde_json::Value;
 use text::{AnswerFormat, CallChoice, Grammar, HeldCalls, Tokenizer};
 
 use crate::error::{ApiError, Result};
-use crate::matchers::Source;
-use crate::models::TextModel;
+use crate::models::{CallsKey, ForcedKey, TextModel};
 use crate::request::{ChatRequest, ToolChoice};
 use crate::warnings;
 
-/// All that it depends on, for one model.
-#[derive(Clone, PartialEq)]
-pub(crate) struct CallsKey {
-    tools: Vec<Value>,
-    /// Reasoning is content as it is written.
-    raw_reasoning: bool,
-    /// `None`: calls may come, and any text.
-    forced: Option<Forced>,
-}
-
-/// Of an answer that must be a call, or content of a grammar.
-#[derive(Clone, PartialEq)]
-struct Forced {
-    choice: ToolChoice,
-    parallel: bool,
-    content: Option<Grammar>,
-    begins_thinking: bool,
-}
-
-impl Source for CallsKey {
-    fn size(&self) -> usize {
-        let content = self.forced.as_ref().and_then(|forced| forced.content.as_ref());
-        let tools = self.tools.iter().map(|tool| tool.to_string().len());
-        tools.sum::<usize>() + content.map_or(0, Grammar::n_bytes)
-    }
-}
-
-/// An answer to `prompt`, read as `format`, in which tools may be called.
+/// An answer to `prompt` in the given `format`, which may call tools.
 pub(crate) struct ToolCalls<'a> {
     pub(crate) model: &'a TextModel,
     pub(crate) request: &'a ChatRequest,
@@ -57,7 +29,7 @@ impl ToolCalls<'_> {
         &self.model.facts.tokenizer
     }
 
-    /// Calls that may come.
+    /// The constraint of optional calls.
     ///
     /// # Errors
     /// A mark of the format cannot be tokenised.
@@ -70,10 +42,11 @@ impl ToolCalls<'_> {
         Ok(Box::new(guard.map_err(wrong)?))
     }
 
-    /// Calls that must come, or `content`. A tool whose schema cannot be enforced takes any object.
+    /// The constraint of an answer that must call a tool, or be `content`. A tool whose schema
+    /// cannot be enforced accepts any object.
     ///
     /// # Errors
-    /// No such tool, or the content's grammar cannot stand beside calls.
+    /// No such tool, or the content's grammar cannot be combined with calls.
     pub(crate) fn forced(&self, content: Option<&Grammar>) -> Result<Box<dyn Constraint>> {
         let compile = |grammar: &Grammar| self.model.compile_tools(grammar);
         let parallel = self.request.may_call_again();
@@ -88,7 +61,7 @@ impl ToolCalls<'_> {
             Ok::<_, text::Error>(HeldCalls::new(compile(&calls.grammar)?, calls.unenforced))
         };
         let loosened = || self.format.loosened(self.tools(), self.tokenizer(), compile);
-        let forced = Forced {
+        let forced = ForcedKey {
             choice: self.request.tool_choice.clone(),
             parallel,
             content: content.cloned(),
@@ -96,11 +69,11 @@ impl ToolCalls<'_> {
         };
         let held =
             self.kept(Some(forced), || calls(self.tools()).or_else(|_| calls(&loosened())).map_err(wrong))?;
-        let matcher = held.matcher().ok_or_else(|| ApiError::internal("calls that must come are free"))?;
+        let matcher = held.matcher().ok_or_else(|| ApiError::internal("required calls have no grammar"))?;
         Ok(Box::new(matcher.clone()))
     }
 
-    fn kept(&self, forced: Option<Forced>, make: impl FnOnce() -> Result<HeldCalls>) -> Result<HeldCalls> {
+    fn kept(&self, forced: Option<ForcedKey>, make: impl FnOnce() -> Result<HeldCalls>) -> Result<HeldCalls> {
         let (tools, raw_reasoning) = (self.tools().to_vec(), self.request.raw_reasoning);
         let held = self.model.held_calls(&CallsKey { tools, raw_reasoning, forced }, make)?;
         warnings::unenforced(held.unenforced());

@@ -1,5 +1,5 @@
-//! A model that writes down speech, on a thread of its own; the recording is decoded on another one. One recording at a time, in
-//! order of arrival.
+//! A model that transcribes speech, on a thread of its own; another thread decodes the recording.
+//! Recordings are computed one at a time, in order of arrival.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,143 +8,68 @@ use std::time::{Duration, Instant};
 use audio::AudioStream;
 use engine::{CancelFlag, WeightFiles};
 use speech::{AudioFeatures, Features, Segment, Task, TranscribeOptions, Transcriber};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::watch;
+use tokio::sync::mpsc::UnboundedSender;
 
-use crate::app::CUT;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::limits::MAX_SECONDS_OF_SPEECH;
-use crate::models::Lease;
 use crate::paths::without_folders;
-use crate::queue::{Place, Receiver, Sender, died, queue};
+use crate::queue::{Receiver, Sender, queue};
 use crate::request::KeepAlive;
 use crate::stats::Stats;
 
-/// A recording to be written down.
+/// A recording to transcribe.
 #[derive(Clone, Debug, Default)]
 pub struct TranscribeRequest {
-    /// The model's id; empty: the first.
+    /// The model's id; empty for the first model.
     pub model: String,
     /// A whole audio file, of any format that [`audio`] reads.
     pub file: Vec<u8>,
-    /// For messages.
+    /// Name of the file, for messages.
     pub file_name: String,
-    /// How it is done.
+    /// Options of the transcription.
     pub options: TranscribeOptions,
-    /// How long the model stays loaded after this request.
+    /// Time that the model stays loaded after this request.
     pub keep_alive: Option<KeepAlive>,
 }
 
-/// What comes of a recording.
+/// An event of a transcription.
 #[derive(Clone, Debug)]
 pub enum TranscriptEvent {
     /// The next segment.
     Segment(Segment),
-    /// There are no more.
+    /// The end of the transcript.
     Done(Heard),
 }
 
-/// What was heard, beside the segments.
+/// Facts about the recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Heard {
-    /// The code of the language spoken.
+    /// Code of the spoken language.
     pub language: String,
-    /// Length of the recording.
+    /// Length of the recording in seconds.
     pub seconds: f64,
 }
 
-/// Everything that comes of a recording.
-#[derive(Clone, Debug, Default)]
-pub struct Transcript {
-    /// The segments, in order.
-    pub segments: Vec<Segment>,
-    /// The rest.
-    pub heard: Heard,
-}
-
-/// A transcript on its way. Dropped, it cancels what is left.
-pub struct Transcription {
-    /// The model's id.
-    pub model: String,
-    events: UnboundedReceiver<Result<TranscriptEvent>>,
-    cancel: CancelFlag,
-    /// Becomes true when the server has no more time.
-    cut: watch::Receiver<bool>,
-    _place: Place,
-    /// The model is not unloaded before the transcript has ended.
-    _lease: Lease,
-}
-
-impl Transcription {
-    /// Queue a recording.
-    ///
-    /// # Errors
-    /// The model does not hear, as many wait as may, or its thread has died.
-    pub(crate) fn start(
-        lease: Lease,
-        (stream, file_name): (AudioStream, String),
-        options: TranscribeOptions,
-        cut: watch::Receiver<bool>,
-    ) -> Result<Transcription> {
-        let (sender, events) = unbounded_channel();
-        let cancel = CancelFlag::default();
-        let job = Job { stream, file_name, options, cancel: cancel.clone(), events: sender };
-        let place = lease.speech()?.jobs.send(job)?;
-        Ok(Transcription { model: lease.id().to_owned(), events, cancel, cut, _place: place, _lease: lease })
-    }
-
-    /// What comes next. Nothing follows [`TranscriptEvent::Done`] or an error.
-    ///
-    /// # Errors
-    /// The recording or the device failed.
-    pub async fn next(&mut self) -> Result<TranscriptEvent> {
-        tokio::select! {
-            event = self.events.recv() => event.unwrap_or_else(|| Err(died())),
-            Ok(_) = self.cut.wait_for(|is_cut| *is_cut) => Err(ApiError::new(ErrorKind::Unavailable, CUT)),
-        }
-    }
-
-    /// Everything.
-    ///
-    /// # Errors
-    /// As [`Self::next`].
-    pub async fn collect(mut self) -> Result<Transcript> {
-        let mut segments = Vec::new();
-        loop {
-            match self.next().await? {
-                TranscriptEvent::Segment(segment) => segments.push(segment),
-                TranscriptEvent::Done(heard) => return Ok(Transcript { segments, heard }),
-            }
-        }
-    }
-}
-
-impl Drop for Transcription {
-    fn drop(&mut self) {
-        self.cancel.cancel();
-    }
-}
-
-/// A model that writes down speech, and the handle of its thread.
+/// A model that transcribes speech, and the handle of its thread.
 #[derive(Clone)]
 pub(crate) struct SpeechModel {
     id: String,
-    /// Codes of the languages that it knows.
+    /// Codes of its languages.
     pub(crate) languages: Arc<[String]>,
-    /// Whether it translates.
+    /// True if it can translate.
     is_multilingual: bool,
     pub(crate) stats: Arc<Stats>,
     pub(crate) weight_files: WeightFiles,
-    jobs: Sender<Job>,
+    pub(crate) jobs: Sender<TranscribeJob>,
 }
 
 impl SpeechModel {
-    /// The handle, and where its thread finds its work.
+    /// Makes the handle, and the queue for its thread.
     pub(crate) fn new(
         id: String,
         transcriber: &Transcriber,
         max_waiting: usize,
-    ) -> (SpeechModel, Receiver<Job>) {
+    ) -> (SpeechModel, Receiver<TranscribeJob>) {
         let stats = Arc::new(Stats::default());
         let (jobs, inbox) = queue(max_waiting, &stats);
         let mut languages: Vec<String> = transcriber.languages().map(str::to_owned).collect();
@@ -157,10 +82,11 @@ impl SpeechModel {
         (SpeechModel { id, languages, is_multilingual, stats, weight_files, jobs }, inbox)
     }
 
-    /// Whether it can do this; said before the request waits for its turn.
+    /// Checks options before the request is queued.
     ///
     /// # Errors
-    /// It does not know the language, or does not translate, or an option is outside its limits.
+    /// The model does not know the language or cannot translate, or an option is outside its
+    /// limits.
     pub(crate) fn check(&self, options: &TranscribeOptions) -> Result<()> {
         if options.task == Task::Translate && !self.is_multilingual {
             let message = format!(
@@ -183,23 +109,23 @@ impl SpeechModel {
             );
             return Err(ApiError::invalid("language", message));
         }
-        // The loader has made it for the beams of the defaults, and no request can ask for others.
+        // The loader compiled the model for the default beams, and no request can set others.
         Ok(options.check(TranscribeOptions::default().beam_size)?)
     }
 }
 
-/// A recording that waits.
-pub(crate) struct Job {
-    stream: AudioStream,
-    /// For messages.
-    file_name: String,
-    options: TranscribeOptions,
-    cancel: CancelFlag,
-    events: UnboundedSender<Result<TranscriptEvent>>,
+/// A queued recording.
+pub(crate) struct TranscribeJob {
+    pub(crate) stream: AudioStream,
+    /// Name of the file, for messages.
+    pub(crate) file_name: String,
+    pub(crate) options: TranscribeOptions,
+    pub(crate) cancel: CancelFlag,
+    pub(crate) events: UnboundedSender<Result<TranscriptEvent>>,
 }
 
-/// Do jobs until nobody can send any more.
-pub(crate) fn run(mut transcriber: Transcriber, jobs: &Receiver<Job>, stats: &Arc<Stats>) {
+/// Runs jobs until all senders are dropped.
+pub(crate) fn run(mut transcriber: Transcriber, jobs: &Receiver<TranscribeJob>, stats: &Arc<Stats>) {
     let of_steps = stats.clone();
     transcriber.set_on_step(Box::new(move || of_steps.pulse.again()));
     while let Some((job, running)) = jobs.recv() {
@@ -213,22 +139,22 @@ pub(crate) fn run(mut transcriber: Transcriber, jobs: &Receiver<Job>, stats: &Ar
         {
             tracing::error!("a transcription failed: {error}");
         }
-        // Whoever has the answer may ask again at once.
+        // The slot must be free before the client can send its next request.
         drop(running);
-        // The reader may have gone.
+        // The client may have disconnected.
         drop(events.send(done.map(TranscriptEvent::Done)));
     }
 }
 
-fn transcribe(transcriber: &mut Transcriber, job: Job, stats: &Stats) -> Result<Heard> {
-    let Job { stream, file_name, options, cancel, events } = job;
+fn transcribe(transcriber: &mut Transcriber, job: TranscribeJob, stats: &Stats) -> Result<Heard> {
+    let TranscribeJob { stream, file_name, options, cancel, events } = job;
     let stream = stream.ahead(file_name, MOST_DECODING)?;
     let features = AudioFeatures::new(stream, transcriber.n_features())?;
     let mut features =
         Bounded { features, begun: Instant::now(), cancel: cancel.clone(), stats, exceeded: None };
     let mut on_segment = |segment: Segment| {
         stats.tokens_generated.add(segment.tokens.len() as u64);
-        // Nobody reads any more: the flag says so too.
+        // Without a reader the flag is set too.
         events.send(Ok(TranscriptEvent::Segment(segment))).map_err(|_| speech::Error::Cancelled)
     };
     let summary = transcriber.transcribe(&mut features, &options, &cancel, &mut on_segment);
@@ -236,7 +162,7 @@ fn transcribe(transcriber: &mut Transcriber, job: Job, stats: &Stats) -> Result<
         return Err(error);
     }
     if cancel.is_cancelled() {
-        // Nobody waits for it.
+        // No client waits for it.
         return Ok(Heard::default());
     }
     let (summary, features) = (summary?, features.features);
@@ -246,10 +172,10 @@ fn transcribe(transcriber: &mut Transcriber, job: Job, stats: &Stats) -> Result<
     Ok(Heard { language: summary.language, seconds: features.seconds() })
 }
 
-/// A file to be transcribed.
+/// Opens a file to transcribe.
 ///
 /// # Errors
-/// It is no recording, or its header says that it is too long.
+/// It is not a recording, or its header gives a length above the limit.
 pub(crate) fn open_recording(file: Vec<u8>, name: String) -> Result<AudioStream> {
     let stream = AudioStream::from_bytes(file, name)?;
     match stream.info().seconds {
@@ -265,13 +191,14 @@ fn too_long(seconds: f64) -> ApiError {
     ApiError::invalid("file", message)
 }
 
-/// Longest time of one transcription: others wait for it.
+/// Longest time of one transcription, during which others wait.
 const MOST_TIME: Duration = Duration::from_secs(3600);
 
-/// Longest time that a second of sound may take to be decoded, which takes some milliseconds.
+/// Longest time to decode a second of sound, which usually takes milliseconds.
 const MOST_DECODING: Duration = Duration::from_secs(20);
 
-/// The sound of a recording, as far as one request may ask for it: its header need not say how long it is.
+/// The features of a recording, up to the limits of one request. The header need not give the
+/// length.
 struct Bounded<'a> {
     features: AudioFeatures,
     begun: Instant,
@@ -289,7 +216,7 @@ impl Features for Bounded<'_> {
         if self.cancel.is_cancelled() {
             return Err(speech::Error::Cancelled);
         }
-        // Windows of silence have no steps.
+        // Windows of silence run no steps.
         self.stats.pulse.again();
         let n = self.features.read(start, out)?;
         let seconds = self.features.seconds();
@@ -338,7 +265,7 @@ impl From<speech::Error> for ApiError {
             E::Device(_) | E::Output(_) | E::Cancelled | E::NoCandidate { .. } => {
                 ApiError::internal(without_folders(&error.to_string(), []))
             }
-            // The enum may grow.
+            // The enum is non-exhaustive.
             _ => ApiError::internal(without_folders(&error.to_string(), [])),
         }
     }

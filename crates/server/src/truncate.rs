@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::answer::Answer;
+use crate::answering::Answer;
 use crate::app::App;
 use crate::chat::render;
 use crate::error::{ErrorKind, Result};
@@ -12,7 +12,7 @@ use crate::models::TextModel;
 use crate::preparing::Work;
 use crate::request::{Caller, ChatRequest};
 
-/// Answer, without the oldest messages if all of them are too long.
+/// Answers a chat, without its oldest messages if it is too long.
 ///
 /// # Errors
 /// As [`App::chat`]; the last message alone is too long.
@@ -22,32 +22,35 @@ pub(crate) async fn answer_truncated(app: &App, caller: &Caller, request: ChatRe
         Err(error) if error.kind == ErrorKind::ContextLength => error,
         answered => return answered,
     };
-    let Some((n_left_out, shorter)) = app.shortened(request).await? else { return Err(error) };
-    tracing::info!(
-        "{}: {n_left_out} old messages left out, which do not fit in the context",
-        caller.request_id
-    );
+    let Some((n_left_out, shorter)) = shortened(app, request).await? else { return Err(error) };
+    tracing::info!("{}: dropped {n_left_out} old messages that do not fit in the context", caller.request_id);
     app.chat(caller, shorter).await
 }
 
-/// The request without the fewest of its oldest messages with which the rest fits, and how many these are; `None`: the last message
-/// alone is too long.
+/// Runs [`shorten`] on a thread for such work, since it renders the prompt several times.
 ///
 /// # Errors
-/// Nobody waits any more.
-pub(crate) fn shorten(
-    model: &TextModel,
-    request: &ChatRequest,
-    work: &Work,
-) -> Result<Option<(usize, ChatRequest)>> {
-    // So many may go that the last one stays.
+/// As [`App::chat`].
+async fn shortened(app: &App, request: Arc<ChatRequest>) -> Result<Option<(usize, ChatRequest)>> {
+    let lease = app.lease(&request.model, request.options.keep_alive).await?;
+    let model = lease.text()?.clone();
+    app.preparing().run(move |work| shorten(&model, &request, work)).await
+}
+
+/// Drops as few of the oldest messages as necessary. Returns the number of dropped messages and the
+/// request without them; `None` if the last message alone is too long.
+///
+/// # Errors
+/// The client has disconnected.
+fn shorten(model: &TextModel, request: &ChatRequest, work: &Work) -> Result<Option<(usize, ChatRequest)>> {
+    // The last message always stays.
     let n_old =
         request.messages.iter().filter(|message| message["role"] != "system").count().saturating_sub(1);
     let (mut too_few, mut enough) = (0, n_old + 1);
     while too_few + 1 < enough {
         work.goes_on()?;
         let n = too_few.midpoint(enough);
-        // A template may refuse what is left of a conversation; then a shorter one has to do.
+        // A template may refuse the remaining messages, so fewer are tried.
         let fits = match render(model, request, &without_oldest(&request.messages, n), work) {
             Ok(rendered) => rendered.tokens.len() < model.facts.n_ctx,
             Err(_) => false,
@@ -61,8 +64,8 @@ pub(crate) fn shorten(
     Ok(Some((enough, ChatRequest { messages, ..request.clone() })))
 }
 
-/// The system's messages, and all others but the `n` oldest. What is left begins with a question if there is one: a result of a
-/// tool means nothing without its call.
+/// All system messages, and the others without the `n` oldest. The rest begins at the next user
+/// message if there is one, since a tool's result means nothing without its call.
 fn without_oldest(messages: &[Value], n: usize) -> Vec<Value> {
     let is_system = |message: &Value| message["role"] == "system";
     let others: Vec<usize> = (0..messages.len()).filter(|index| !is_system(&messages[*index])).collect();
@@ -90,7 +93,7 @@ mod tests {
                 .collect()
         };
         assert_eq!(without_oldest(&messages, 0).len(), 7);
-        // Not before a question.
+        // The next user message is the first of the rest.
         assert_eq!(left(1), [0, 1, 2]);
         assert_eq!(left(4), [0, 1, 2]);
         assert_eq!(left(5), [0, 2]);

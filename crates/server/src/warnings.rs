@@ -1,4 +1,5 @@
-//! What a request asked for and does not get, in a header of its answer and in the log.
+//! Warnings about parts of a request that are not honoured, in the log and in a header of the
+//! answer.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,14 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::http::{HeaderValue, header::HeaderName};
 use axum::response::Response;
 
-/// The header, once for each warning.
+/// The header, repeated for each warning.
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("x-ingle-warning");
 /// The most warnings of one answer.
 const MAX_WARNINGS: usize = 16;
 /// The most bytes of one warning.
 const MAX_LENGTH: usize = 200;
 
-/// Warnings of one request, shared by the tasks that work for it.
+/// Warnings of one request, shared by its tasks.
 #[derive(Clone, Default)]
 pub(crate) struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -22,23 +23,23 @@ tokio::task_local! {
 }
 
 impl Warnings {
-    /// Those of the request that this task works for; others that nobody reads, outside of one.
+    /// The warnings of this task's request; outside of a request, a new list that is never read.
     pub(crate) fn current() -> Warnings {
         CURRENT.try_with(Warnings::clone).unwrap_or_default()
     }
 
-    /// Work for this request in another task.
+    /// Runs a future in another task, with these warnings.
     pub(crate) async fn scope<T>(self, work: impl Future<Output = T>) -> T {
         CURRENT.scope(self, work).await
     }
 
-    /// Run work for this request on another thread.
+    /// Runs work on another thread, with these warnings.
     pub(crate) fn within<T>(self, work: impl FnOnce() -> T) -> T {
         CURRENT.sync_scope(self, work)
     }
 }
 
-/// Say of the request that this task works for what it does not get.
+/// Adds a warning to this task's request.
 pub(crate) fn warn(what: &str) {
     let warnings = Warnings::current();
     let mut list = warnings.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,17 +49,17 @@ pub(crate) fn warn(what: &str) {
     }
 }
 
-/// Say which keys of its schemas a grammar does not hold the answer to.
+/// Warns about keys of schemas that a grammar does not enforce.
 pub(crate) fn unenforced(keys: &[String]) {
     keys.iter().for_each(|key| warn(&format!("not enforced: {key}")));
 }
 
-/// The answer to a request, with its warnings.
+/// Adds its warnings to the answer of a request.
 pub(crate) async fn answer(make: impl Future<Output = Response>) -> Response {
     let warnings = Warnings::default();
     let mut response = warnings.clone().scope(make).await;
     for what in warnings.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-        // A header is visible ASCII.
+        // Header values are visible ASCII.
         let visible = what.chars().map(|c| if c == ' ' || c.is_ascii_graphic() { c } else { '?' });
         let text: String = visible.take(MAX_LENGTH).collect();
         if let Ok(value) = HeaderValue::from_str(&text) {
@@ -92,7 +93,7 @@ mod tests {
         let found: Vec<_> =
             response.headers().get_all(HEADER).iter().map(|value| value.to_str().unwrap()).collect();
         assert_eq!(found, ["a", "? at #/b"]);
-        // Nobody listens here.
+        // No request receives this warning.
         warn("b");
     }
 }

@@ -1,7 +1,7 @@
-//! A model that writes text, on a thread of its own.
+//! A model that generates text, on a thread of its own.
 //!
-//! The thread takes jobs between two steps and routes the engine's events to the channels of their readers. While nothing is to be
-//! done it sleeps; after [`IDLE`] it gives back the memory that nobody holds.
+//! Between two steps the thread starts new jobs, and it sends the engine's events to the channels
+//! of their readers. Without work it sleeps; after [`IDLE`] it frees unused memory.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,41 +17,42 @@ use crate::error::{ApiError, ErrorKind, Result};
 use crate::stats::Stats;
 use crate::stream::{Channel, ChosenToken, Ended};
 
-/// Without work for so long, an engine gives memory back.
+/// Time without work after which an engine frees memory.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// While an engine without work holds memory, it asks so often whether the machine needs it.
+/// Interval at which an idle engine checks whether the machine needs its memory.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// A request for each choice. They share their prompt through the engine's prefix cache.
+/// A request, once for each choice. The choices share their prompt through the prefix cache.
 struct Generate {
     requests: Vec<Request>,
     channel: Arc<Channel>,
-    /// Longest time to the first token, as predicted.
+    /// Longest predicted time to the first token.
     max_wait: Duration,
-    /// Told whether the engine took them.
+    /// Receives whether the engine accepted the request.
     accepted: oneshot::Sender<Result<()>>,
 }
 
-/// What the thread is asked.
-enum Job {
+/// A message to the thread.
+enum GenerateJob {
     Generate(Box<Generate>),
-    /// Something else, between two steps.
+    /// Work on the engine, between two steps.
     With(Box<dyn FnOnce(&mut Engine) + Send>),
 }
 
-/// The handle of the thread. When all clones are gone and all answers have ended, the thread ends and its memory is free.
+/// The handle of the thread. After all clones are dropped and all answers have ended, the thread
+/// ends and frees its memory.
 #[derive(Clone)]
 pub(crate) struct Worker {
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<GenerateJob>,
     pub(crate) stats: Arc<Stats>,
     active: Arc<Mutex<Vec<Weak<Channel>>>>,
-    /// Jobs that were sent and not taken yet.
+    /// Jobs sent and not yet received.
     n_sent: Arc<AtomicUsize>,
 }
 
 impl Worker {
-    /// A handle, and what its thread is to run.
+    /// Makes a handle and the state of its thread.
     pub(crate) fn new() -> (Worker, Thread) {
         let (jobs, inbox) = mpsc::channel();
         let (stats, n_sent) = (Arc::new(Stats::default()), Arc::new(AtomicUsize::new(0)));
@@ -65,10 +66,10 @@ impl Worker {
         (Worker { jobs, stats, active: Arc::default(), n_sent }, thread)
     }
 
-    /// Send a request; it is queued when this returns.
+    /// Sends a request, which is queued when this returns.
     ///
     /// # Errors
-    /// What [`Engine::add`] refuses, it would wait longer than `max_wait`, or the thread has died.
+    /// [`Engine::add`] refuses it, it would wait longer than `max_wait`, or the thread has died.
     pub(crate) async fn generate(
         &self,
         requests: Vec<Request>,
@@ -83,11 +84,11 @@ impl Worker {
         }
         self.n_sent.fetch_add(1, Ordering::Relaxed);
         let job = Generate { requests, channel, max_wait, accepted };
-        self.jobs.send(Job::Generate(Box::new(job))).map_err(|_| died())?;
+        self.jobs.send(GenerateJob::Generate(Box::new(job))).map_err(|_| died())?;
         is_accepted.await.map_err(|_| died())?
     }
 
-    /// Do something with the engine between two steps.
+    /// Runs work on the engine between two steps.
     ///
     /// # Errors
     /// The thread has died.
@@ -96,24 +97,24 @@ impl Worker {
         job: impl FnOnce(&mut Engine) -> T + Send + 'static,
     ) -> Result<T> {
         let (done, is_done) = oneshot::channel();
-        // Whoever asked may have gone.
+        // The caller may have gone.
         let job = |engine: &mut Engine| drop(done.send(job(engine)));
-        self.jobs.send(Job::With(Box::new(job))).map_err(|_| died())?;
+        self.jobs.send(GenerateJob::With(Box::new(job))).map_err(|_| died())?;
         is_done.await.map_err(|_| died())
     }
 
-    /// Have the prefix cache written, if it is kept, and wait for that.
+    /// Saves the prefix cache, if that is enabled, and waits for it.
     pub(crate) async fn save(&self) {
         // A thread that has died has nothing to save.
         let _ = self.with_engine(|engine| save(engine, &mut || true)).await;
     }
 
-    /// Requests that wait, those included that the thread has not seen yet.
+    /// Waiting requests, with those that the thread has not received yet.
     pub(crate) fn n_waiting(&self) -> usize {
         self.stats.waiting.get() as usize + self.n_sent.load(Ordering::Relaxed)
     }
 
-    /// Requests whose readers are there, oldest first.
+    /// Requests that still have readers, oldest first.
     pub(crate) fn active(&self) -> Vec<Arc<Channel>> {
         let active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
         active.iter().filter_map(Weak::upgrade).collect()
@@ -124,34 +125,32 @@ fn died() -> ApiError {
     ApiError::internal("the model's thread has died; see the server's log")
 }
 
-/// The thread's own side.
+/// The state of the thread.
 pub(crate) struct Thread {
-    inbox: mpsc::Receiver<Job>,
+    inbox: mpsc::Receiver<GenerateJob>,
     stats: Arc<Stats>,
     n_sent: Arc<AtomicUsize>,
-    /// Where the events of a sequence go: the channel and the choice in it.
+    /// Channel and choice that receive a sequence's events.
     readers: HashMap<SequenceId, (Arc<Channel>, usize)>,
-    /// When a sequence was given its last token.
+    /// Time of each sequence's last token.
     last_token: HashMap<SequenceId, Instant>,
 }
 
 impl Thread {
-    /// Do jobs until nobody can send any more. A panic ends the thread's work: every request is told, and the model is to be loaded
-    /// anew.
+    /// Runs jobs until all senders are dropped. A panic ends the thread: every request gets an
+    /// error, and the model must be loaded again.
     pub(crate) fn run(mut self, mut engine: Engine) {
         if catch_unwind(AssertUnwindSafe(|| self.work(&mut engine))).is_ok() {
             return;
         }
-        tracing::error!(
-            "the model's thread panicked; its requests fail, and the model is loaded anew for the next"
-        );
+        tracing::error!("the model's thread panicked; its requests fail, and the next one reloads the model");
         for (channel, _) in self.readers.values() {
             channel.fail("the model's thread panicked; see the server's log");
         }
         self.stats.clear();
-        // Whoever waits to be taken is told by this.
+        // Dropping this informs the requests that wait to be accepted.
         drop(self);
-        // Nobody knows in which state it is.
+        // After a panic the engine's state is unknown.
         if catch_unwind(AssertUnwindSafe(|| drop(engine))).is_err() {
             tracing::error!("the model's engine panicked when its memory was freed");
         }
@@ -175,13 +174,13 @@ impl Thread {
                     Err(RecvTimeoutError::Timeout) => {
                         let mut followed = engine.follow_memory();
                         if !gave_back && idle_since.elapsed() >= IDLE {
-                            // Whoever comes now waits for one file at most.
+                            // New requests wait for the writing of one file at most.
                             save(engine, &mut || self.n_sent.load(Ordering::Relaxed) == 0);
                             followed = followed.and_then(|()| engine.give_back_memory().map(drop));
                             gave_back = true;
                         }
                         if let Err(error) = followed {
-                            tracing::warn!("giving memory back: {error}");
+                            tracing::warn!("cannot free memory: {error}");
                         }
                     }
                 }
@@ -195,18 +194,18 @@ impl Thread {
         }
     }
 
-    fn take(&mut self, job: Job, engine: &mut Engine) {
+    fn take(&mut self, job: GenerateJob, engine: &mut Engine) {
         let stats = self.stats.clone();
         let _beat = stats.pulse.begin();
         let job = match job {
-            Job::Generate(job) => job,
-            Job::With(job) => return job(engine),
+            GenerateJob::Generate(job) => job,
+            GenerateJob::With(job) => return job(engine),
         };
         self.n_sent.fetch_sub(1, Ordering::Relaxed);
         let Generate { requests, channel, max_wait, accepted } = *job;
         let added = admit(engine, channel.activity.n_prompt, max_wait)
             .and_then(|()| self.add(requests, &channel, engine));
-        // A reader that has hung up has cancelled its sequences.
+        // A client that has disconnected has cancelled its sequences.
         drop(accepted.send(added));
     }
 
@@ -219,7 +218,7 @@ impl Thread {
                     self.readers.insert(id, (channel.clone(), choice));
                 }
                 Err(error) => {
-                    // All or none.
+                    // Add all choices or none.
                     ids.iter().for_each(|id| engine.cancel(*id));
                     ids.iter().for_each(|id| drop(self.readers.remove(id)));
                     return Err(error.into());
@@ -235,7 +234,7 @@ impl Thread {
         match engine.step(&mut |event| route(readers, last_token, stats, event)) {
             Ok(_) => stats.failing.set(0),
             Err(error) => {
-                // It costs the requests of that step; the others go on.
+                // Only the requests of the failed step end; others continue.
                 tracing::error!("a step failed: {error}");
                 stats.failing.add(1);
                 engine.end_failed(&error.to_string(), &mut |event| route(readers, last_token, stats, event));
@@ -253,7 +252,7 @@ impl Thread {
         stats.tokens_computed.set(load.n_computed);
         stats.tokens_cached.set(load.n_cached);
         stats.tokens_generated.set(load.n_generated);
-        // Asked for only where no slot is free: it looks at all that wait.
+        // Only if no slot is free, since the prediction scans the whole queue.
         if load.n_running >= load.n_slots {
             let wait = engine.predicted_first_token_seconds(1).unwrap_or(0.0);
             stats.predicted_wait_ms.set((wait * 1e3) as u64);
@@ -261,19 +260,21 @@ impl Thread {
     }
 }
 
-/// Write what the prefix cache has, if it is kept.
+/// Saves the prefix cache, if that is enabled.
 fn save(engine: &mut Engine, goes_on: &mut dyn FnMut() -> bool) {
     match engine.save_prefixes(goes_on) {
         Ok(0) => {}
-        Ok(n) => tracing::debug!("kept {n} prefixes"),
-        Err(error) => tracing::warn!("keeping prefixes: {error}"),
+        Ok(n) => tracing::debug!("saved {n} prefixes"),
+        Err(error) => tracing::warn!("cannot save prefixes: {error}"),
     }
 }
 
+/// Refuses a prompt of `n_tokens` that would wait too long.
+///
 /// # Errors
-/// A prompt of `n_tokens` would wait longer than `max_wait` for its first token.
+/// It would wait longer than `max_wait` for its first token.
 fn admit(engine: &Engine, n_tokens: usize, max_wait: Duration) -> Result<()> {
-    // What nobody is before does not wait, however long it takes.
+    // A prompt without others before it never waits, however long it takes.
     let load = engine.load();
     let waits = load.n_running + load.n_waiting > 0;
     let predicted = engine.predicted_first_token_seconds(n_tokens).filter(|_| waits).unwrap_or(0.0);
@@ -285,12 +286,12 @@ fn admit(engine: &Engine, n_tokens: usize, max_wait: Duration) -> Result<()> {
         "the first token would come after about {predicted:.0} s, and at most {} s are allowed; try again later",
         max_wait.as_secs()
     );
-    // Far from overflow: predictions are of hours at most.
+    // No overflow: predictions are hours at most.
     let retry_after = Some(Duration::try_from_secs_f64(over).unwrap_or(max_wait));
     Err(ApiError { retry_after, ..ApiError::new(ErrorKind::Overloaded, message) })
 }
 
-/// Give an event to its reader.
+/// Sends an event to its reader.
 fn route(
     readers: &mut HashMap<SequenceId, (Arc<Channel>, usize)>,
     last_token: &mut HashMap<SequenceId, Instant>,

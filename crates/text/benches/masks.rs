@@ -1,10 +1,10 @@
-//! How long masks take on a vocabulary of 150,000 tokens, made up from a seed, or on that of a GGUF file: median and 99th
-//! percentile in microseconds.
+//! Time of masks on a vocabulary of 150,000 generated tokens, or on that of a GGUF file. Prints the
+//! median and 99th percentile in microseconds.
 //!
 //!     cargo bench -p ingle-text --bench masks [-- FILE.gguf]
 //!
-//! Each grammar is followed through texts that its own masks choose, at random among what may follow.
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // A program for people.
+//! Each grammar is followed along random texts, chosen from the tokens that its masks allow.
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // Prints for people.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -25,9 +25,10 @@ impl Random {
     }
 }
 
-/// All bytes, pieces of JSON, numbers, and words of syllables, with a space before, in capitals, and of other scripts.
+/// All bytes, pieces of JSON, numbers, and words of syllables: with a leading space, in capitals,
+/// and in other scripts.
 fn vocabulary(random: &mut Random) -> Vec<String> {
-    // The letters by which GPT-2's vocabularies write bytes.
+    // The letters that stand for bytes in GPT-2's vocabularies.
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut n_other = 0;
     let letters: Vec<char> = (0..=255u8)
@@ -67,7 +68,7 @@ fn vocabulary(random: &mut Random) -> Vec<String> {
             0 => word = word.to_uppercase(),
             1 => word[..1].make_ascii_uppercase(),
             2 | 3 => {
-                // Three bytes of UTF-8 each, as Chinese has them.
+                // Characters of three UTF-8 bytes, as in Chinese.
                 let character = |random: &mut Random| {
                     char::from_u32(0x4e00 + random.below(0x5000) as u32).unwrap().to_string()
                 };
@@ -96,7 +97,7 @@ fn strings(items: &[String]) -> Value {
     Value::Array(Array::Str { bytes: Bytes::from_slice(&bytes), spans })
 }
 
-/// The made-up vocabulary as a file would have it.
+/// The generated vocabulary as metadata of a file.
 fn made_up(random: &mut Random) -> Metadata {
     let tokens = vocabulary(random);
     let mut kinds = vec![1; tokens.len()];
@@ -118,7 +119,7 @@ fn made_up(random: &mut Random) -> Metadata {
 
 fn main() {
     let mut random = Random(7);
-    // Cargo's own argument is `--bench`.
+    // Cargo adds the argument `--bench`.
     let file = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
     let metadata = match &file {
         Some(file) => formats::open(file.as_ref(), weights::Access::Map).unwrap().metadata,

@@ -1,11 +1,16 @@
-//! Masks of grammars, for a program that compares them with another implementation's: `scripts/clients/masks.py`.
+//! Masks of grammars, to be compared with another implementation's by `scripts/clients/masks.py`.
 //!
 //!     cargo run --release -p ingle-text --example masks -- MODEL
 //!
-//! prints how many tokens the model has and which end an answer, and then answers each line of standard input, a JSON object,
-//! with one. `{"schema": …}`, `{"regex": …}`, `{"gbnf": …}` and `{"lark": …}` begin a grammar and are answered with the first
-//! mask (and a schema with the `lark` that it became), or with `error`; `{"token": 7}` goes on and is answered with the next. `mask` is in hexadecimal, a byte for eight tokens,
-//! the lowest bit first; `ns` is how long it took, `compile_ns` how long the grammar took.
+//! Prints the number of the model's tokens and its end tokens. Then it answers each line of
+//! standard input, a JSON object, with another.
+//!
+//! `{"schema": …}`, `{"regex": …}`, `{"gbnf": …}` or `{"lark": …}` starts a grammar. The answer is
+//! the first mask, for a schema also the `lark` that it was compiled to, or `error`. `{"token": 7}`
+//! accepts a token, and the answer is the next mask.
+//!
+//! `mask` is hexadecimal, one byte for eight tokens, lowest bit first. `ns` is its time, and
+//! `compile_ns` the time of compiling the grammar.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -36,7 +41,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The answer to a line.
+/// Answers a line.
 fn answer(
     line: &Value,
     compiler: &GrammarCompiler,

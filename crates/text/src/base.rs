@@ -1,8 +1,9 @@
-//! A tokenizer from the header of a `.base` file that was made from a Hugging Face folder.
+//! A tokenizer in the header of a `.base` file that was made from a Hugging Face folder.
 //!
-//! Ingle keeps the folder's files as texts, each under [`FILES_PREFIX`] and its name. BaseRT keeps them as JSON in one
-//! object, [`TOKENIZER_KEY`], with `tokenizer.chat_template` for a template of its own; that object may also be
-//! tokenizer.json itself. What config.json and generation_config.json say about tokens is in the metadata.
+//! Ingle stores the folder's files as texts, each under [`FILES_PREFIX`] and its name. BaseRT
+//! stores them as JSON in one object, [`TOKENIZER_KEY`], with its own template in
+//! `tokenizer.chat_template`; that object may also be tokenizer.json itself. The metadata has the
+//! facts about tokens from config.json and generation_config.json.
 
 use serde_json::{Value as Json, json};
 use weights::keys::{FILES_PREFIX, GENERATION_PREFIX, TOKENIZER_KEY};
@@ -11,7 +12,8 @@ use weights::{Array, Metadata, Value};
 use crate::{Error, Result, Tokenizer};
 
 impl Tokenizer {
-    /// From the metadata of a `.base` file whose names are Hugging Face's or BaseRT's. `None` if it holds no tokenizer.
+    /// Reads a tokenizer from the metadata of a `.base` file with Hugging Face's or BaseRT's names.
+    /// `None` if it has no tokenizer.
     ///
     /// # Errors
     /// As [`Tokenizer::from_folder`].
@@ -21,7 +23,7 @@ impl Tokenizer {
     }
 }
 
-/// The folder's files, as the metadata of a `.base` file keeps them.
+/// The folder's files as stored in the metadata of a `.base` file.
 pub(crate) struct BaseFiles<'a> {
     metadata: &'a Metadata,
     /// BaseRT's object; null if there is none.
@@ -29,6 +31,8 @@ pub(crate) struct BaseFiles<'a> {
 }
 
 impl<'a> BaseFiles<'a> {
+    /// Reads the metadata.
+    ///
     /// # Errors
     /// BaseRT's object is not JSON.
     pub(crate) fn new(metadata: &'a Metadata) -> Result<BaseFiles<'a>> {
@@ -37,7 +41,7 @@ impl<'a> BaseFiles<'a> {
         Ok(BaseFiles { metadata, object })
     }
 
-    /// The bytes of a file; `None` if it was not there.
+    /// The bytes of a file; `None` if the folder had none of this name.
     pub(crate) fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Self { metadata, object } = self;
         if let Some(text) = metadata.str(&format!("{FILES_PREFIX}{name}")) {
@@ -62,7 +66,7 @@ fn bytes(json: &Json) -> Vec<u8> {
     json.to_string().into_bytes()
 }
 
-/// What a configuration says of the tokens that begin and end a text, as the file that it was.
+/// A configuration file with the begin and end tokens that the metadata names.
 fn special_tokens(metadata: &Metadata, prefix: &str) -> Option<Vec<u8>> {
     let ids = |key: &str| match metadata.get(&format!("{prefix}{key}")) {
         Some(Value::Int(id)) => i64::try_from(*id).map(|id| vec![id]).unwrap_or_default(),
@@ -70,7 +74,7 @@ fn special_tokens(metadata: &Metadata, prefix: &str) -> Option<Vec<u8>> {
         _ => Vec::new(),
     };
     let (begin, mut end) = (ids("bos_token_id"), ids("eos_token_id"));
-    // BaseRT keeps the first apart from the others.
+    // BaseRT stores the first end token apart from the others.
     end.extend(ids("eos_token_ids"));
     let mut file = json!({});
     for (key, ids) in [("bos_token_id", begin), ("eos_token_id", end)] {

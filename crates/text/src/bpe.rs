@@ -1,5 +1,6 @@
-//! Byte-pair encoding by a list of merges (Sennrich et al. 2016), over bytes as GPT-2 does it, or over
-//! characters with a fallback to byte tokens as SentencePiece vocabularies converted to merges do.
+//! Byte-pair encoding by a list of merges (Sennrich et al. 2016), over bytes as GPT-2 does it, or
+//! over characters with a fallback to byte tokens as SentencePiece vocabularies converted to merges
+//! do.
 
 use hashbrown::HashMap;
 use weights::Array;
@@ -15,22 +16,24 @@ const MERGES: &str = "tokenizer.ggml.merges";
 /// The encoding side of a vocabulary with merges.
 pub(crate) struct BytePairs {
     pre_tokenizer: PreTokenizer,
-    /// Rank and result of each merge, by `left << 32 | right`.
+    /// Rank and result of each merge, keyed by `left << 32 | right`.
     merges: HashMap<u64, (u32, u32), foldhash::fast::RandomState>,
-    /// Symbols that merges make and that are no tokens, by their text: ids from the number of tokens on.
+    /// Results of merges that are not tokens, by their text. Their ids start at the number of
+    /// tokens.
     symbols: HashMap<String, u32, foldhash::fast::RandomState>,
-    /// The token of each single byte, or such a symbol, or [`NO_TOKEN`].
+    /// Token or symbol of each single byte, or [`NO_TOKEN`].
     bytes: [u32; 256],
     preset: &'static Preset,
-    /// Whether text is split at its spaces, which are left out, first.
+    /// True if text is first split at its spaces, which are dropped.
     by_words: bool,
-    /// Whether its words are then written in lower case.
+    /// True if words are then converted to lower case.
     lowercase: bool,
 }
 
 impl BytePairs {
-    /// From the vocabulary and its merges, each `left right`. A merge may name what is not a token: then it makes a symbol that
-    /// other merges may use, and whose bytes are tokens of their own where it is left. What is no pair says nothing.
+    /// Makes an encoder from the vocabulary and its merges, each `left right`. A merge may name a
+    /// text that is not a token. It then makes a symbol that other merges may use, and that becomes
+    /// its bytes' tokens if it remains. An entry that is not a pair is ignored.
     ///
     /// # Errors
     /// The merges are not a list of strings.
@@ -45,13 +48,13 @@ impl BytePairs {
         let mut table = HashMap::with_capacity_and_hasher(merges.len(), Default::default());
         let mut symbols = Symbols::of(vocabulary);
         let mut joint = String::new();
-        // Of the merge before.
+        // Result of the previous merge.
         let mut made = 0;
         for index in 0..merges.len() {
             let Ok(merge) = std::str::from_utf8(merges.str_bytes(index).unwrap_or_default()) else {
                 continue;
             };
-            // The left part may itself begin with a space where the alphabet is characters.
+            // In an alphabet of characters, the left part may begin with a space.
             let space = merge.bytes().skip(1).position(|byte| byte == b' ').map(|at| at + 1);
             let Some((left, right)) = space.and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)))
             else {
@@ -61,10 +64,11 @@ impl BytePairs {
             joint.push_str(left);
             joint.push_str(right);
             let (left, right) = (symbols.id(left), symbols.id(right));
-            // Tokens mostly stand in the order in which they were learned: what a merge makes follows what the one before made.
+            // Tokens are mostly in the order of training, so a merge's result follows the previous
+            // merge's.
             let is_next = vocabulary.n_repeated() == 0 && vocabulary.text_bytes(made + 1) == joint.as_bytes();
             made = if is_next { made + 1 } else { symbols.id(&joint) };
-            // The same pair twice: the earlier has the better rank.
+            // For a repeated pair the earlier entry has the better rank.
             table.entry(key(left, right)).or_insert((index as u32, made));
         }
         let mut bytes = [NO_TOKEN; 256];
@@ -88,25 +92,25 @@ impl BytePairs {
         })
     }
 
-    /// Leave out all spaces of a text, splitting it there, and perhaps write the rest in lower case.
+    /// Splits text at its spaces, drops them, and perhaps converts the rest to lower case.
     pub(crate) fn by_words(&mut self, lowercase: bool) {
         (self.by_words, self.lowercase) = (true, lowercase);
     }
 
-    /// See [`crate::Tokenizer::prepare`].
+    /// Compiles the patterns, see [`crate::Tokenizer::prepare`].
     pub(crate) fn prepare(&self) {
         self.pre_tokenizer.prepare();
     }
 
-    /// Append the tokens of a text without specials in it. A byte that the vocabulary has no token for is left
-    /// out, as the models' own tokenizers leave it out.
+    /// Appends the tokens of a text without special tokens. Bytes without a token are dropped, as
+    /// the models' own tokenizers do.
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<u32>) {
         if !self.by_words {
             return self.encode_words(vocabulary, text, out);
         }
         for word in text.split_whitespace() {
             match self.lowercase {
-                // One character for one: the rest of a longer mapping is left out.
+                // One character for one: the rest of a longer mapping is dropped.
                 true => {
                     let lower: String = word.chars().filter_map(|c| c.to_lowercase().next()).collect();
                     self.encode_words(vocabulary, &lower, out);
@@ -162,9 +166,9 @@ impl BytePairs {
         self.merges.get(&key(left.id, right.id)).map(|&(rank, id)| Merged { rank, id })
     }
 
-    /// The token that a whole word is, where the vocabulary wants that looked up first.
+    /// The token of a whole word, for vocabularies that look it up first.
     fn whole_word(&self, vocabulary: &Vocabulary, word: &str, spelled: &mut String) -> Option<u32> {
-        // Runs of newlines are tokens that no merges lead to.
+        // Runs of newlines are tokens that no merges produce.
         let newlines = self.preset.whole_newlines && word.starts_with('\n');
         if !(self.preset.whole_words || newlines) || word.len() > vocabulary.longest() {
             return None;
@@ -180,7 +184,7 @@ impl BytePairs {
     }
 }
 
-/// What merges name: tokens, and symbols that are none.
+/// The texts that merges name: tokens, and symbols that are not tokens.
 struct Symbols<'a> {
     vocabulary: &'a Vocabulary,
     unknown: HashMap<String, u32, foldhash::fast::RandomState>,
@@ -203,7 +207,7 @@ impl<'a> Symbols<'a> {
     }
 }
 
-/// The token of this text unless it is one that text must never become by accident.
+/// The token of this text, unless it is special.
 fn normal(vocabulary: &Vocabulary, text: &str) -> Option<u32> {
     vocabulary.id_of(text, |kind| !matches!(kind, Kind::Control | Kind::Unknown | Kind::Byte))
 }

@@ -1,11 +1,11 @@
-//! The byte alphabet of GPT-2: every byte stands as one printable character, so that a vocabulary of byte
-//! sequences can be written as text. Bytes that print in Latin-1 stand for themselves; the 68 others are
-//! given the characters from U+0100 on, in order. (Radford et al. 2019, `bytes_to_unicode`.)
+//! GPT-2's byte alphabet, which writes each byte as one printable character. Bytes that print in
+//! Latin-1 are that character; the 68 others are the characters from U+0100 on, in order. (Radford
+//! et al. 2019, `bytes_to_unicode`.)
 
 /// One past the highest character of the alphabet: U+0100 and the 68 bytes that do not print.
 const END: usize = 0x100 + 68;
 
-/// Whether a byte stands for itself.
+/// Returns true if a byte is written as its own character.
 const fn prints(byte: u8) -> bool {
     matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF)
 }
@@ -41,13 +41,13 @@ const BYTES: [i16; END] = {
     bytes
 };
 
-/// The byte that a character stands for, if it is of the alphabet.
+/// The byte that a character stands for; `None` outside of the alphabet.
 pub(crate) fn byte(c: char) -> Option<u8> {
     BYTES.get(c as usize).and_then(|&b| u8::try_from(b).ok())
 }
 
-/// Append the bytes that a token's text stands for. A character outside of the alphabet (as in `[PAD1]` written
-/// with an ideograph) stands for its own UTF-8.
+/// Appends the bytes of a token's text. A character outside of the alphabet, as in `[PAD1]` with an
+/// ideograph, stands for its own UTF-8 bytes.
 pub(crate) fn decode_into(text: &str, out: &mut Vec<u8>) {
     for c in text.chars() {
         match byte(c) {

@@ -1,15 +1,16 @@
-//! SentencePiece's precompiled normalisation: pieces of text and what each is replaced by.
+//! SentencePiece's precompiled normalisation, which replaces pieces of text.
 //!
-//! The bytes: the length of a trie as a little-endian `u32`, the trie, then the replacements, each ended by a zero
-//! byte. The trie is a double array as darts-clone writes it, one `u32` a unit:
+//! The bytes are the length of a trie as a little-endian `u32`, the trie, then the replacements,
+//! each ended by a zero byte. The trie is a double array in the format of darts-clone, with a `u32`
+//! for each unit:
 //!
 //! | bits | of a unit that is a node | of a unit that is a value |
 //! |---|---|---|
 //! | 0-7, 31 | label, the byte that leads here (bit 31 is 0) | bit 31 is 1 |
-//! | 8 | whether a piece ends here: the unit at this node's offset is its value | |
-//! | 9 | whether the offset is in units of 256 | |
+//! | 8 | 1 if a piece ends here: the unit at this node's offset is its value | |
+//! | 9 | 1 if the offset is in units of 256 | |
 //! | 10-30 | offset to the children | |
-//! | 0-30 | | where the replacement begins |
+//! | 0-30 | | position of the replacement |
 //!
 //! The child by byte `b` of a node at `n` is at `n ^ offset ^ b`.
 
@@ -23,10 +24,10 @@ pub(crate) struct CharsMap {
 }
 
 impl CharsMap {
-    /// From the bytes of a file; `key` names them in errors.
+    /// Reads a table from the bytes of a file; `key` names them in errors.
     ///
     /// # Errors
-    /// The parts do not lie within the bytes, or the replacements are not UTF-8 or have no end.
+    /// A part lies outside of the bytes, or the replacements are not UTF-8 or have no end.
     pub(crate) fn new(key: &str, bytes: &[u8]) -> Result<CharsMap> {
         let malformed = |found: String, expected: &str| Error::Malformed {
             key: key.into(),
@@ -57,7 +58,7 @@ impl CharsMap {
         Ok(CharsMap { units, replacements: replacements.into() })
     }
 
-    /// The longest piece that `text` begins with: its length in bytes, and what replaces it.
+    /// The longest piece at the start of `text`: its length in bytes, and its replacement.
     pub(crate) fn longest(&self, text: &str) -> Option<(usize, &str)> {
         let offset = |unit: u32| ((unit >> 10) << ((unit & 1 << 9) >> 6)) as usize;
         let mut found = None;
@@ -131,9 +132,9 @@ pub(crate) mod tests {
         refused(&good[..good.len() - 1], "without an end");
         refused(&[&good[..], b"\xFF\0"].concat(), "not UTF-8");
         let mut outside = good.clone();
-        outside[4 + 4 * (256 ^ 512 ^ 97)] = 1; // In the middle of é.
+        outside[4 + 4 * (256 ^ 512 ^ 97)] = 1; // Within é.
         refused(&outside, "replacement at byte 1 of 3");
-        // Any other units lead to some answer.
+        // Other units must not panic.
         let mut state = 1u32;
         for _ in 0..200 {
             let mut units = Vec::new();

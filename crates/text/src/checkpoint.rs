@@ -1,5 +1,5 @@
-//! Which tokenizer a checkpoint brings. Nothing else of the checkpoint matters: a file with a vocabulary and no weights
-//! will do, and so will a model of a family that nothing here can run.
+//! Selection of a checkpoint's tokenizer. Nothing else of the checkpoint matters: a file with a
+//! vocabulary and no weights has a tokenizer, and so has an unsupported model.
 
 use std::path::Path;
 
@@ -8,15 +8,15 @@ use weights::{Metadata, Naming, Value};
 use crate::{Error, Result, TokenSpelling, Tokenizer};
 
 impl Tokenizer {
-    /// The tokenizer that belongs to the weights: of a folder, the files in it; of a file, what its metadata holds.
-    /// `None` if there is none. `path` is where the checkpoint was opened.
+    /// The tokenizer of a checkpoint: from the files of a folder, or from a file's metadata. `None`
+    /// if there is none. `path` is the opened checkpoint.
     ///
     /// # Errors
     /// The vocabulary is malformed or of an unknown kind, or a file of the folder cannot be read.
     pub fn of_checkpoint(path: &Path, naming: Naming, metadata: &Metadata) -> Result<Option<Tokenizer>> {
         match naming {
             Naming::HuggingFace if path.is_dir() => Tokenizer::from_folder(path),
-            // A `.base` file, which was made from a folder, or by others from a GGUF file.
+            // A `.base` file was made from a folder, or, by other programs, from a GGUF file.
             Naming::HuggingFace | Naming::Base if metadata.get("tokenizer.ggml.model").is_none() => {
                 Tokenizer::from_base(metadata)
             }
@@ -26,7 +26,7 @@ impl Tokenizer {
                 Err(error) => Err(error),
             },
             Naming::CTranslate2 => {
-                // Or a `.base` file that was made from the folder.
+                // The file may also be a `.base` file made from the folder.
                 let found = match path.is_dir() {
                     true => Tokenizer::from_folder(path)?,
                     false => Tokenizer::from_base(metadata)?,
@@ -38,7 +38,7 @@ impl Tokenizer {
     }
 }
 
-/// From the bare list of tokens in the metadata.
+/// A tokenizer of the bare list of tokens in the metadata.
 fn listed(metadata: &Metadata) -> Result<Option<Tokenizer>> {
     const KEY: &str = weights::keys::VOCABULARY;
     let Some(Value::Array(tokens)) = metadata.get(KEY) else { return Ok(None) };

@@ -1,23 +1,24 @@
-//! Tokens to text as they come. A token may end within a character; the text that is returned never does.
+//! Streaming conversion of tokens to text. A token may end within a character; the returned text
+//! never does.
 
 use std::sync::Arc;
 
 use crate::Tokenizer;
 
-/// Which marks, such as `<|im_end|>`, are written out.
+/// Selection of special tokens, such as `<|im_end|>`, that are written to the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ShowSpecial {
-    /// None.
+    /// No special tokens.
     #[default]
     Nothing,
-    /// All.
+    /// All special tokens.
     All,
-    /// These token ids, ascending: marks that a parser of the text must see.
+    /// Special tokens by id, in ascending order, that a parser of the text must see.
     Only(Arc<[u32]>),
 }
 
 impl ShowSpecial {
-    /// Whether a mark is written out.
+    /// Returns true if a special token is written.
     pub fn shows(&self, id: u32) -> bool {
         match self {
             ShowSpecial::Nothing => false,
@@ -27,33 +28,33 @@ impl ShowSpecial {
     }
 }
 
-/// Turns tokens into text one by one. Allocates when it is made and never again, so that the loop that generates
-/// allocates nothing.
+/// Converts tokens to text one by one. It allocates only when it is made, so that the generation
+/// loop allocates nothing.
 ///
-/// The text is taken as the continuation of another: a first word keeps the space before it.
+/// The text is a continuation of another: a first word keeps the space before it.
 #[derive(Clone)]
 pub struct Detokenizer {
     show_special: ShowSpecial,
-    /// Bytes of a character that is not complete yet; at most 3 between calls.
+    /// Bytes of an incomplete character; at most 3 between calls.
     pending: Vec<u8>,
-    /// What the last call returned.
+    /// Result of the last call.
     text: String,
 }
 
 impl Detokenizer {
-    /// For this tokenizer's tokens. Marks such as `<|im_end|>` are written out as `show_special` says.
+    /// Makes a detokenizer for this tokenizer. `show_special` selects the special tokens to write.
     pub fn new(tokenizer: &Tokenizer, show_special: ShowSpecial) -> Detokenizer {
         let longest = tokenizer.longest_token() + 4;
         Detokenizer {
             show_special,
             pending: Vec::with_capacity(longest),
-            // Every invalid byte may become U+FFFD, which has three.
+            // Every invalid byte may become U+FFFD, which has three bytes.
             text: String::with_capacity(3 * longest),
         }
     }
 
-    /// Add a token and get the text that is complete now, which may be none. It stays until the next call.
-    /// `tokenizer` is the one this was made for.
+    /// Adds a token and returns the text that is now complete, which may be empty. The text is
+    /// valid until the next call. `tokenizer` must be the one passed to [`Self::new`].
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> &str {
         self.text.clear();
         if !tokenizer.is_special(id) || self.show_special.shows(id) {
@@ -63,7 +64,7 @@ impl Detokenizer {
         &self.text
     }
 
-    /// The end: an incomplete character becomes U+FFFD. A new text may begin afterwards.
+    /// Ends the text: an incomplete character becomes U+FFFD. A new text may follow.
     pub fn finish(&mut self) -> &str {
         self.text.clear();
         if !self.pending.is_empty() {
@@ -73,14 +74,14 @@ impl Detokenizer {
         &self.text
     }
 
-    /// Drop what is pending and begin a new text.
+    /// Drops the pending bytes and starts a new text.
     pub fn reset(&mut self) {
         self.pending.clear();
         self.text.clear();
     }
 
-    /// Move all that is complete from `pending` to `text`, by the rule of `String::from_utf8_lossy`: one U+FFFD
-    /// for each longest beginning of a character that does not go on as one.
+    /// Moves complete characters from `pending` to `text`. As in `String::from_utf8_lossy`, each
+    /// longest start of a character that is not continued becomes one U+FFFD.
     fn take_complete(&mut self) {
         let mut done = 0;
         while let Some(rest) = self.pending.get(done..).filter(|rest| !rest.is_empty()) {
@@ -93,7 +94,8 @@ impl Detokenizer {
                     let valid = rest.get(..error.valid_up_to()).unwrap_or_default();
                     self.text.push_str(std::str::from_utf8(valid).unwrap_or_default());
                     done += valid.len();
-                    let Some(invalid) = error.error_len() else { break }; // The character may still be completed.
+                    // The character may still be completed.
+                    let Some(invalid) = error.error_len() else { break };
                     self.text.push(char::REPLACEMENT_CHARACTER);
                     done += invalid;
                 }
@@ -108,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_marks_that_are_named_are_shown() {
+    fn only_selected_special_tokens_are_shown() {
         let only = ShowSpecial::Only([3, 7, 9].into());
         let shown = |show: &ShowSpecial| (0..10).filter(|id| show.shows(*id)).collect::<Vec<u32>>();
         assert_eq!(shown(&only), [3, 7, 9]);

@@ -1,44 +1,42 @@
-//! What can be wrong with a vocabulary, a template, or a text.
+//! Errors of vocabularies, templates and texts.
 
 use std::path::PathBuf;
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Every variant holds the offending value and what was expected of it.
+/// An error with the offending value and the expected one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file says that it has no vocabulary, so only token ids can be used with it.
-    #[error(
-        "the file carries no vocabulary (tokenizer.ggml.model is {found:?}); give token ids instead of text"
-    )]
+    /// The file declares that it has no vocabulary, so the model accepts only token ids.
+    #[error("the file has no vocabulary (tokenizer.ggml.model is {found:?}); use token ids instead of text")]
     NoVocabulary {
-        /// What `tokenizer.ggml.model` says, or an empty string where the key is missing.
+        /// Value of `tokenizer.ggml.model`, empty if the key is missing.
         found: String,
     },
-    /// A grammar that is not valid or not supported, or a text that left it.
+    /// A grammar is not valid or not supported, or a text violated it.
     #[error("the grammar: {what}")]
     Grammar {
-        /// What is wrong, in the words of the parser.
+        /// The error in the parser's words.
         what: String,
     },
-    /// A key or file part that a vocabulary of this kind needs is not there.
+    /// A key or part of the file that this kind of vocabulary needs is missing.
     #[error("{key} is missing; {why}")]
     Missing {
         /// The metadata key or JSON path.
         key: String,
-        /// What it is needed for.
+        /// The purpose of the missing part.
         why: &'static str,
     },
-    /// A key holds something other than it must.
+    /// A key has another value than expected.
     #[error("{key}: found {found}, expected {expected}")]
     Malformed {
         /// The metadata key or JSON path.
         key: String,
-        /// What was there.
+        /// The value found.
         found: String,
-        /// What should have been.
+        /// The value expected.
         expected: String,
     },
     /// A merge of a BPE vocabulary names a token that the vocabulary does not have.
@@ -46,9 +44,9 @@ pub enum Error {
     UnknownMerge {
         /// Position in the list of merges, which is its rank.
         index: usize,
-        /// The merge as it stands in the file.
+        /// The merge as written in the file.
         merge: String,
-        /// The part of it that is unknown.
+        /// The unknown part of the merge.
         missing: String,
     },
     /// A token id outside the vocabulary.
@@ -56,7 +54,7 @@ pub enum Error {
     TokenOutOfRange {
         /// The metadata key or JSON path.
         key: String,
-        /// What it says.
+        /// The token id found.
         id: String,
         /// Number of tokens.
         n_tokens: usize,
@@ -68,33 +66,33 @@ pub enum Error {
         key: String,
         /// The name found.
         found: String,
-        /// The names that are known, separated by commas.
+        /// The known names, separated by commas.
         known: String,
     },
     /// The text or file is too long.
     #[error("{what} has {len} bytes; the limit is {limit}")]
     TooLong {
-        /// What is too long.
+        /// Name of the text or file.
         what: &'static str,
         /// Its length in bytes.
         len: usize,
-        /// The most there may be.
+        /// The largest length in bytes.
         limit: usize,
     },
-    /// The operating system refused.
+    /// The operating system returned an error for a file.
     #[error("{}: {source}", file.display())]
     Io {
         /// The file.
         file: PathBuf,
-        /// The operating system's reason.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// Not JSON, or not of the shape expected.
+    /// A document is not JSON, or not of the expected shape.
     #[error("{what}: {source}")]
     Json {
-        /// Which document.
+        /// Name of the document.
         what: String,
-        /// Where and why.
+        /// Place and reason.
         source: serde_json::Error,
     },
     /// The `tokenizers` library refused the vocabulary or the text.
@@ -103,7 +101,7 @@ pub enum Error {
     /// The chat template is not valid, or failed while rendering.
     #[error("chat template: {0}")]
     Template(String),
-    /// The chat template itself refused the conversation, by `raise_exception`.
+    /// The chat template refused the conversation by `raise_exception`.
     #[error("the chat template refuses this conversation: {0}")]
     TemplateRefused(String),
 }

@@ -1,11 +1,13 @@
-//! Prompts for models that fill a gap: what is before it and what is after it, each behind a token of its own.
+//! Prompts for models that fill a gap: the texts before and after it, each after a token of its
+//! own.
 
 use crate::vocabulary::Vocabulary;
 use crate::{Result, Specials, Tokenizer};
 
-/// Texts of the three tokens, by family, for files that declare none: prefix, suffix, middle.
+/// Texts of the tokens prefix, suffix and middle by family, for files that do not declare them.
 const NAMES: &[[&str; 3]] = &[
-    // Qwen, StarCoder and Granite, DeepSeek, Code Llama in two spellings, GLM, CodeGemma as some files spell it.
+    // Qwen, StarCoder and Granite, DeepSeek, Code Llama in two spellings, GLM, and CodeGemma in
+    // some files' spelling.
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
     ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
     ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
@@ -14,31 +16,31 @@ const NAMES: &[[&str; 3]] = &[
     ["<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"],
     ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
 ];
-/// Begin the name of a repository.
+/// Tokens before the name of a repository.
 const REPOSITORY: &[&str] = &["<|fim_repo|>", "<|repo_name|>", "<repo_name>", "<reponame>"];
-/// Stand between the files of a repository.
+/// Tokens between the files of a repository.
 const FILE: &[&str] = &["<|file_sep|>", "<file_sep>"];
-/// Fill batches up in training.
+/// Tokens that padded batches in training.
 const PAD: &[&str] = &["<|fim_pad|>", "<fim_pad>", "<fim-pad>"];
 
 /// The tokens around a gap, of models that were trained to fill one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FillInMiddle {
-    /// Before the text that comes before the gap.
+    /// Token before the text that precedes the gap.
     pub prefix: u32,
-    /// Before the text that comes after the gap.
+    /// Token before the text that follows the gap.
     pub suffix: u32,
-    /// Ends the prompt; what fills the gap follows.
+    /// Token at the end of the prompt, which the filling follows.
     pub middle: u32,
-    /// Before the name of a repository.
+    /// Token before the name of a repository.
     pub repository: Option<u32>,
-    /// Before each of its files.
+    /// Token before each file of a repository.
     pub file: Option<u32>,
-    /// Tokens that end what fills the gap, beside those that end every answer; ascending.
+    /// Tokens that end the filling, beside those that end every answer; in ascending order.
     pub ends: Vec<u32>,
 }
 
-/// The same as a file declares them: each of them, or none.
+/// The tokens around a gap that a file declares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeclaredGap {
     pub(crate) prefix: Option<u32>,
@@ -49,19 +51,19 @@ pub(crate) struct DeclaredGap {
     pub(crate) pad: Option<u32>,
 }
 
-/// What is around a gap.
+/// The text around a gap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gap {
-    /// Text before it.
+    /// Text before the gap.
     pub before: String,
-    /// Text after it.
+    /// Text after the gap.
     pub after: String,
-    /// Other files to know of: names and texts.
+    /// Other files for context: names and texts.
     pub files: Vec<(String, String)>,
 }
 
 impl FillInMiddle {
-    /// What a file declares, and by name what it does not; `None`: the model fills no gaps.
+    /// The declared tokens, and undeclared ones by their names; `None` if the model fills no gaps.
     pub(crate) fn find(vocabulary: &Vocabulary, declared: DeclaredGap) -> Option<FillInMiddle> {
         let named = NAMES.iter().find_map(|names| {
             let [prefix, suffix, middle] = names.map(|name| vocabulary.id(name));
@@ -83,8 +85,8 @@ impl FillInMiddle {
 }
 
 impl Tokenizer {
-    /// The prompt that makes a model fill a gap: prefix, suffix, middle, after the other files if the model knows
-    /// tokens for these. Texts are text: marks in them do not become tokens.
+    /// The prompt to fill a gap: prefix, suffix, middle, after the other files if the model has
+    /// tokens for them. Special tokens in the texts are not parsed.
     ///
     /// # Errors
     /// A text is longer than 1 GiB.
@@ -98,7 +100,7 @@ impl Tokenizer {
             match (tokens.repository, tokens.file) {
                 (Some(repository), Some(file)) => {
                     out.push(repository);
-                    // Models were trained on names here; clients give none.
+                    // Models were trained with a name here, and clients send none.
                     text(&mut out, "project\n")?;
                     for (name, content) in &gap.files {
                         out.push(file);
@@ -163,7 +165,7 @@ mod tests {
             "<repo_name>project\n<file_sep>x.rs\nc<file_sep>file\n<fim_prefix>a<fim_suffix>b<fim_middle>"
         );
         assert_eq!(tokens.ends.len(), 3);
-        // A mark in the text is text.
+        // A special token in the text is text.
         let gap = Gap { before: "<fim_middle>".into(), ..Gap::default() };
         let found = tokenizer.encode_gap(tokens, &gap).unwrap();
         assert_eq!(found.iter().filter(|id| **id == tokens.middle).count(), 1);

@@ -24,14 +24,15 @@ const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
 
 impl Tokenizer {
-    /// From the metadata of a GGUF file.
+    /// Reads a tokenizer from the metadata of a GGUF file.
     ///
     /// # Errors
-    /// The file has no vocabulary, or one of an unknown kind; a list is missing or of the wrong kind; or a score is NaN.
+    /// The file has no vocabulary, or one of an unknown kind; a list is missing or of the wrong
+    /// kind; or a score is NaN.
     ///
-    /// What other programs put up with is no error: equal tokens, of which the first is used; lists of kinds and scores that
-    /// are shorter or longer than that of the tokens; merges of unknown tokens; declared ids that no token has, which count
-    /// as not declared.
+    /// Faults that other programs tolerate are no errors: equal tokens, of which the first is used;
+    /// lists of kinds and scores that are shorter or longer than that of the tokens; merges of
+    /// unknown tokens; and declared ids without a token, which count as undeclared.
     pub fn from_gguf(meta: &Metadata) -> Result<Tokenizer> {
         let model = string(meta, MODEL)?.unwrap_or_default();
         let pre = || Ok::<_, Error>(string(meta, PRE)?.unwrap_or("default"));
@@ -54,7 +55,8 @@ impl Tokenizer {
     }
 }
 
-/// `by_words`: text is split at its spaces, which are left out, before the pre-tokenizer sees it.
+/// Makes a tokenizer with BPE. With `by_words`, text is split at its spaces, which are dropped,
+/// before the pre-tokenizer sees it.
 fn byte_pairs(meta: &Metadata, pre: &str, by_words: bool) -> Result<Tokenizer> {
     let preset = Preset::named(pre)?;
     let vocabulary = vocabulary(
@@ -70,7 +72,7 @@ fn byte_pairs(meta: &Metadata, pre: &str, by_words: bool) -> Result<Tokenizer> {
         made = ranked::merges(&vocabulary)?;
         &made
     } else {
-        array(meta, MERGES, "byte-pair encoding is made of them")?
+        array(meta, MERGES, "byte-pair encoding needs the merges")?
     };
     let mut encoder = BytePairs::new(&vocabulary, merges, preset)?;
     if by_words {
@@ -95,11 +97,11 @@ fn scores(meta: &Metadata, why: &'static str) -> Result<Vec<f32>> {
 
 fn unigram(meta: &Metadata) -> Result<Tokenizer> {
     let vocabulary = vocabulary(meta, Spelling::SpaceMark)?;
-    let scores = scores(meta, "the best sum of them decides how text is spelled")?;
+    let scores = scores(meta, "the scores select the tokens of a text")?;
     let unknown = id(meta, UNKNOWN, &vocabulary)?.or(existing(&vocabulary, 2));
     let unknown = unknown.ok_or_else(|| Error::Missing {
         key: UNKNOWN.into(),
-        why: "a character that no token spells becomes this one",
+        why: "a character without a token becomes this one",
     })?;
     let charsmap = match meta.get(CHARSMAP) {
         None => None,
@@ -131,8 +133,7 @@ fn rwkv(meta: &Metadata) -> Result<Tokenizer> {
 
 fn plamo2(meta: &Metadata) -> Result<Tokenizer> {
     let vocabulary = vocabulary(meta, Spelling::Plain)?;
-    let encoder =
-        Plamo2::new(&vocabulary, scores(meta, "the best sum of them decides how text is spelled")?)?;
+    let encoder = Plamo2::new(&vocabulary, scores(meta, "the scores select the tokens of a text")?)?;
     let defaults = [existing(&vocabulary, 1), existing(&vocabulary, 2)];
     let declared = declared(meta, &vocabulary, false, false, defaults)?;
     Ok(Tokenizer::new(vocabulary, Encoder::Plamo2(encoder), declared))
@@ -140,11 +141,11 @@ fn plamo2(meta: &Metadata) -> Result<Tokenizer> {
 
 fn sentence_piece(meta: &Metadata) -> Result<Tokenizer> {
     let vocabulary = vocabulary(meta, Spelling::SpaceMark)?;
-    let scores = scores(meta, "they say which tokens are merged first")?;
+    let scores = scores(meta, "the scores order the merges")?;
     let unknown = id(meta, UNKNOWN, &vocabulary)?.or(existing(&vocabulary, 0));
     let space_prefix = boolean(meta, "tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let encoder = Encoder::SentencePiece(SentencePiece::new(&vocabulary, scores, unknown, space_prefix)?);
-    // Files of the first days say nothing; then the ids are Llama's.
+    // The first files declare nothing; their ids are Llama's.
     let defaults = [existing(&vocabulary, 1), existing(&vocabulary, 2)];
     let mut declared = declared(meta, &vocabulary, true, false, defaults)?;
     declared.leading_space = space_prefix;
@@ -158,14 +159,14 @@ fn word_piece(meta: &Metadata) -> Result<Tokenizer> {
         |key: &str, text: &str| Ok::<_, Error>(id(meta, key, &vocabulary)?.or(vocabulary.id(text)));
     let unknown = declared_or(UNKNOWN, "[UNK]")?.ok_or_else(|| Error::Missing {
         key: UNKNOWN.into(),
-        why: "a word that no tokens spell becomes this one",
+        why: "a word without tokens becomes this one",
     })?;
     let lowercase = boolean(meta, "tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
     let strip_accents = boolean(meta, "tokenizer.ggml.normalizer.strip_accents")?.unwrap_or(lowercase);
     let encoder = Encoder::WordPiece(WordPiece::new(unknown, lowercase, strip_accents));
     let class = id(meta, "tokenizer.ggml.bos_token_id", &vocabulary)?
         .or(declared_or("tokenizer.ggml.cls_token_id", "[CLS]")?);
-    // The key is spelled so in the format.
+    // The format spells the key this way.
     let separator = declared_or("tokenizer.ggml.seperator_token_id", "[SEP]")?;
     let mut declared = declared(meta, &vocabulary, true, false, [class, None])?;
     if boolean(meta, "tokenizer.ggml.add_sep_token")?.unwrap_or(true) {
@@ -177,7 +178,7 @@ fn word_piece(meta: &Metadata) -> Result<Tokenizer> {
 
 /// The tokens with their kinds.
 fn vocabulary(meta: &Metadata, spelling: Spelling) -> Result<Vocabulary> {
-    let tokens = array(meta, TOKENS, "it is the vocabulary")?;
+    let tokens = array(meta, TOKENS, "it holds the vocabulary")?;
     let mut kinds: Vec<Kind> = match meta.get(TYPES) {
         None => Vec::new(),
         Some(Value::Array(Array::Int(types))) => types.iter().map(|&n| Kind::from_gguf(n)).collect(),
@@ -187,7 +188,8 @@ fn vocabulary(meta: &Metadata, spelling: Spelling) -> Result<Vocabulary> {
     Vocabulary::new(TOKENS, tokens.clone(), kinds, spelling)
 }
 
-/// What the file declares about the beginnings and ends of texts, with the defaults of its kind of vocabulary.
+/// The file's declarations about the start and end of texts, with the defaults of its kind of
+/// vocabulary.
 fn declared(
     meta: &Metadata,
     vocabulary: &Vocabulary,
@@ -197,12 +199,12 @@ fn declared(
 ) -> Result<Declared> {
     let bos = id(meta, "tokenizer.ggml.bos_token_id", vocabulary)?.or(bos);
     let eos = id(meta, "tokenizer.ggml.eos_token_id", vocabulary)?.or(eos);
-    // The first id of a list is the one; all of them end an answer.
+    // The first id of a list is EOS; all of them end an answer.
     let mut ends = Vec::new();
     for key in ["eos_token_id", "eos_token_ids", "eot_token_id", "eom_token_id"] {
         ends.extend(ids(meta, &format!("tokenizer.ggml.{key}"), vocabulary)?);
     }
-    // Files of the first days name them without `fim`.
+    // The first files name these keys without `fim`.
     let gap = |name: &str| id(meta, &format!("tokenizer.ggml.fim_{name}_token_id"), vocabulary);
     let older = |name: &str| id(meta, &format!("tokenizer.ggml.{name}_token_id"), vocabulary);
     let gap = DeclaredGap {
@@ -234,7 +236,7 @@ fn declared(
     })
 }
 
-/// The masks of some encoders swallow the spaces before them, and GGUF has no key that says so.
+/// Some encoders' mask tokens absorb the spaces before them, and GGUF has no key for that.
 fn strips_left(meta: &Metadata, vocabulary: &Vocabulary) -> Vec<u32> {
     let has = |key: &str, names: &[&str]| {
         let value = meta.str(key).unwrap_or_default().to_lowercase();
@@ -252,7 +254,7 @@ fn strips_left(meta: &Metadata, vocabulary: &Vocabulary) -> Vec<u32> {
     vocabulary.id(mask).into_iter().collect()
 }
 
-/// Phi-3's tokenizer swallows the spaces after its special tokens, and GGUF has no key that says so.
+/// Phi-3's special tokens absorb the spaces after them, and GGUF has no key for that.
 fn strips_right(meta: &Metadata, vocabulary: &Vocabulary) -> Vec<u32> {
     let name = meta.str("general.name").unwrap_or_default().to_lowercase();
     if !name.contains("phi-3") && !name.contains("phi3") {
@@ -273,7 +275,7 @@ fn malformed(key: &str, found: &str, expected: &str) -> Error {
     Error::Malformed { key: key.into(), found: found.into(), expected: expected.into() }
 }
 
-/// What a value is, for messages.
+/// A value's kind, for messages.
 fn describe(value: &Value) -> String {
     match value {
         Value::Array(array) => format!("a list of {}", array.len()),
@@ -306,12 +308,13 @@ fn array<'a>(meta: &'a Metadata, key: &str, why: &'static str) -> Result<&'a Arr
     }
 }
 
-/// A declared token id, of a list the first. `None`: none is declared, or no token has it.
+/// The token id that a key declares, the first of a list. `None` without a declaration or a token
+/// of this id.
 fn id(meta: &Metadata, key: &str, vocabulary: &Vocabulary) -> Result<Option<u32>> {
     Ok(ids(meta, key, vocabulary)?.first().copied())
 }
 
-/// All token ids that a key declares and a token has: one, or a list.
+/// All declared token ids that exist, from one id or a list.
 fn ids(meta: &Metadata, key: &str, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
     let token = |n: i128| u32::try_from(n).ok().and_then(|id| existing(vocabulary, id));
     match meta.get(key) {

@@ -1,8 +1,8 @@
-//! A tokenizer from a Hugging Face folder: tokenizer.json, and the files beside it that say how it is used.
+//! A tokenizer in a Hugging Face folder: tokenizer.json, and the files beside it with its settings.
 //!
-//! The `tokenizers` library encodes. It trusts its file in places, so everything that it would trust is checked here
-//! first; and what is random or cuts text (dropout, truncation, padding) is taken out. Decoding is our own, by the
-//! bytes that each token stands for.
+//! The `tokenizers` library encodes. It trusts the file in some places, so everything that it
+//! trusts is checked here first. Random or truncating features (dropout, truncation, padding) are
+//! removed. Decoding uses this crate's bytes of each token.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -15,18 +15,21 @@ use crate::tokenizer::{Declared, Encoder};
 use crate::vocabulary::{Kind, SPACE_MARK, Spelling, Vocabulary, byte_of, string_array};
 use crate::{Error, Result, Specials, Tokenizer};
 
-/// The largest file that is read: the largest tokenizer.json in use have 35 MB.
+/// Largest file, in bytes. The largest tokenizer.json in use have 35 MB.
 const MAX_FILE: usize = 512 << 20;
-/// The highest token id: vocabularies in use have 262,144 tokens.
+/// Highest token id; vocabularies in use have 262,144 tokens.
 const MAX_TOKEN: u32 = 1 << 22;
-/// The most bytes of a regular expression; compiled ones are larger by orders of magnitude.
+/// Most bytes of a regular expression; compiled ones are larger by orders of magnitude.
 const MAX_PATTERN: usize = 1 << 13;
-/// By how much the parts may make a text longer: one `Replace` after the other can fill any memory.
+/// Largest factor by which the parts may lengthen a text: a chain of `Replace` could fill any
+/// memory.
 const MAX_GROWTH: usize = 1 << 12;
-/// The most characters of a word that WordPiece looks at, which takes the third power of it. BERT's is 100.
+/// Most characters of a word in WordPiece, whose time grows with the third power. BERT's limit is
+/// 100.
 const MAX_WORD: u64 = 1000;
 
-/// Normalisers that stand any input. `Precompiled` walks a table of the file without a check, so it is not among them.
+/// Normalisers that are safe for any input. `Precompiled` walks a table of the file without checks,
+/// so it is not among them.
 const NORMALIZERS: &[&str] = &[
     "BertNormalizer",
     "ByteLevel",
@@ -57,15 +60,15 @@ const PRE_TOKENIZERS: &[&str] = &[
 ];
 const MODELS: &[&str] = &["BPE", "Unigram", "WordLevel", "WordPiece"];
 
-/// The encoding side of a tokenizer.json.
+/// The encoder of a tokenizer.json.
 pub(crate) struct HuggingFace {
     parsing: tokenizers::Tokenizer,
-    /// The same with special tokens as plain text, made when first asked for.
+    /// The tokenizer with special tokens as plain text, made at first use.
     literal: OnceLock<tokenizers::Tokenizer>,
 }
 
 impl HuggingFace {
-    /// Append the tokens of a text, without those of the post-processor.
+    /// Appends the tokens of a text, without those of the post-processor.
     pub(crate) fn encode(&self, text: &str, specials: Specials, out: &mut Vec<u32>) -> Result<()> {
         let tokenizer = match specials {
             Specials::Parse => &self.parsing,
@@ -82,16 +85,18 @@ impl HuggingFace {
 }
 
 impl Tokenizer {
-    /// From a folder with tokenizer.json and, where they are there, tokenizer_config.json, special_tokens_map.json,
-    /// generation_config.json and chat_template.jinja. `None` if there is no tokenizer.json.
+    /// Reads a folder with tokenizer.json, and optional tokenizer_config.json,
+    /// special_tokens_map.json, generation_config.json and chat_template.jinja. `None` without a
+    /// tokenizer.json.
     ///
     /// # Errors
-    /// A file cannot be read, is not JSON, or holds what [`Tokenizer::from_json`] refuses.
+    /// A file cannot be read, is not JSON, or has content that [`Tokenizer::from_json`] refuses.
     pub fn from_folder(dir: &Path) -> Result<Option<Tokenizer>> {
         Tokenizer::from_files(&|name| read(dir, name))
     }
 
-    /// As [`Self::from_folder`], with whatever gives the bytes of a file by its name, and `None` for a file that does not exist.
+    /// Like [`Self::from_folder`], with files read by `read`, which returns `None` for a missing
+    /// file.
     ///
     /// # Errors
     /// As [`Self::from_folder`]; those of `read`.
@@ -101,11 +106,11 @@ impl Tokenizer {
         Ok(parts.map(Parts::build))
     }
 
-    /// From the bytes of a tokenizer.json and of the tokenizer_config.json beside it.
+    /// Reads the bytes of a tokenizer.json and of the tokenizer_config.json beside it.
     ///
     /// # Errors
-    /// Either is not JSON; a part of the tokenizer is of an unknown kind or not safe on untrusted files; the
-    /// vocabulary contradicts itself.
+    /// Either is not JSON; a part of the tokenizer is of an unknown kind or unsafe for untrusted
+    /// files; the vocabulary contradicts itself.
     pub fn from_json(bytes: &[u8], config: Option<&[u8]>) -> Result<Tokenizer> {
         let json = parse("tokenizer.json", bytes)?;
         let config = config.map_or(Ok(Value::Null), |bytes| parse("tokenizer_config.json", bytes))?;
@@ -113,13 +118,14 @@ impl Tokenizer {
     }
 }
 
-/// Gives the bytes of a file of a model by its name; `None` if there is none.
+/// Returns the bytes of a model's file by its name; `None` if there is none.
 pub(crate) type ReadFile<'a> = dyn Fn(&str) -> Result<Option<Vec<u8>>> + 'a;
 
-/// tokenizer.json, tokenizer_config.json with what the files beside it add, and chat_template.jinja.
+/// tokenizer.json; tokenizer_config.json with additions from the files beside it;
+/// chat_template.jinja.
 type Documents = (Value, Value, Option<String>);
 
-/// What the files say about a tokenizer; `None` if there is no tokenizer.json.
+/// Reads a tokenizer's files; `None` without a tokenizer.json.
 pub(crate) fn documents(read: &ReadFile<'_>) -> Result<Option<Documents>> {
     let Some(json) = read("tokenizer.json")? else { return Ok(None) };
     let json = parse("tokenizer.json", &json)?;
@@ -149,7 +155,7 @@ pub(crate) fn documents(read: &ReadFile<'_>) -> Result<Option<Documents>> {
     Ok(Some((json, config, jinja)))
 }
 
-/// All that a [`Tokenizer`] is made of.
+/// All parts of a [`Tokenizer`].
 pub(crate) struct Parts {
     pub(crate) vocabulary: Vocabulary,
     encoder: HuggingFace,
@@ -161,7 +167,7 @@ impl Parts {
         Tokenizer::new(self.vocabulary, Encoder::HuggingFace(Box::new(self.encoder)), self.declared)
     }
 
-    /// From the documents, and the chat template of a file of its own, which goes before theirs.
+    /// Reads the documents. The chat template of a separate file overrides theirs.
     pub(crate) fn new(mut json: Value, config: &Value, jinja: Option<String>) -> Result<Parts> {
         let root =
             json.as_object_mut().ok_or_else(|| malformed("tokenizer.json", &"no object", "an object"))?;
@@ -215,8 +221,8 @@ impl Parts {
     }
 }
 
-/// Every part, and every part of a sequence, must be of a kind that stands hostile input. Returns by how much the parts
-/// together may make a text longer.
+/// Checks that every part, also within sequences, is of a kind that is safe for hostile input.
+/// Returns the factor by which the parts together may lengthen a text.
 fn check_parts(part: Option<&Value>, key: &str, children: &str, known: &[&str]) -> Result<usize> {
     let Some(part) = part.filter(|part| !part.is_null()) else { return Ok(1) };
     let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
@@ -248,7 +254,7 @@ fn check_parts(part: Option<&Value>, key: &str, children: &str, known: &[&str]) 
     Ok(growth)
 }
 
-/// The library joins the parts of a merge in a buffer as long as the longest token, unchecked.
+/// The library joins the parts of a merge in a buffer of the longest token's length, unchecked.
 fn check_model(model: &serde_json::Map<String, Value>) -> Result<()> {
     let kind = model.get("type").and_then(Value::as_str).unwrap_or_default();
     if !MODELS.contains(&kind) {
@@ -276,7 +282,7 @@ fn check_model(model: &serde_json::Map<String, Value>) -> Result<()> {
     let vocab = model
         .get("vocab")
         .and_then(Value::as_object)
-        .ok_or_else(|| Error::Missing { key: "model.vocab".into(), why: "it is the vocabulary" })?;
+        .ok_or_else(|| Error::Missing { key: "model.vocab".into(), why: "it holds the vocabulary" })?;
     if let Some(n) = model.get("max_input_chars_per_word").and_then(Value::as_u64).filter(|&n| n > MAX_WORD) {
         return Err(malformed("model.max_input_chars_per_word", &n, "at most 1000"));
     }
@@ -303,7 +309,7 @@ fn check_model(model: &serde_json::Map<String, Value>) -> Result<()> {
             return Err(malformed(
                 &format!("model.merges[{index}]"),
                 merge,
-                "a second part that begins as continued words do",
+                "a second part with the prefix of continued words",
             ));
         };
         let joint = format!("{left}{continued}");
@@ -320,7 +326,7 @@ fn check_model(model: &serde_json::Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-/// Say what kind a model is where the file does not, as those of the first days do not.
+/// Sets the kind of a model in files that omit it, as the first ones do.
 fn name_model(model: &mut serde_json::Map<String, Value>) {
     let kind = match model.get("vocab") {
         Some(Value::Array(_)) => "Unigram",
@@ -332,7 +338,7 @@ fn name_model(model: &mut serde_json::Map<String, Value>) {
     model.entry("type").or_insert_with(|| kind.into());
 }
 
-/// The pieces of a Unigram model that are there more than once, by their ids. The library knows the last of each by its text.
+/// Ids of a Unigram model's repeated pieces. The library finds the last of each by its text.
 fn repeated_pieces(model: &serde_json::Map<String, Value>) -> Vec<(usize, String)> {
     let pieces = model.get("vocab").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     let mut last = HashMap::<&str, usize, foldhash::fast::RandomState>::default();
@@ -346,7 +352,8 @@ fn repeated_pieces(model: &serde_json::Map<String, Value>) -> Vec<(usize, String
     repeated
 }
 
-/// Leave out added tokens without text, which the library does not number, and check that the others have one.
+/// Removes added tokens without text, which the library does not number, and checks that the others
+/// have one.
 fn check_added_tokens(added: Option<&mut Value>) -> Result<()> {
     let Some(added) = added.and_then(Value::as_array_mut) else { return Ok(()) };
     added.retain(|token| token.get("content").and_then(Value::as_str) != Some(""));
@@ -356,8 +363,8 @@ fn check_added_tokens(added: Option<&mut Value>) -> Result<()> {
     }
 }
 
-/// The tokens as the library numbers them, with free places where it has none. Of texts with one id it is the added
-/// token's, else the first in the alphabet's order.
+/// The tokens as the library numbers them, with gaps. Of texts with one id, the added token's is
+/// used, or else the first in alphabetical order.
 fn vocabulary(
     tokenizer: &tokenizers::Tokenizer,
     repeated: &[(usize, String)],
@@ -400,8 +407,8 @@ fn vocabulary(
     Vocabulary::new("model.vocab", string_array(texts.into_iter())?, kinds, spelling)
 }
 
-/// How tokens spell bytes, whether `<0x0A>` is one, and whether a text's first space is not its own: what the
-/// decoder undoes.
+/// The spelling of tokens; true if `<0x0A>` is a byte; and true if a text's first space was added.
+/// The decoder's steps determine them.
 fn spelling(decoder: &Value, pre_tokenizer: Option<&Value>) -> (Spelling, bool, bool) {
     let mut decoders = Vec::new();
     flatten(decoder, "decoders", &mut decoders);
@@ -414,7 +421,8 @@ fn spelling(decoder: &Value, pre_tokenizer: Option<&Value>) -> (Spelling, bool, 
     let marks_spaces = decoders
         .iter()
         .any(|d| d.get("pattern").and_then(|p| p.get("String")).and_then(Value::as_str) == Some(SPACE_MARK));
-    // `Strip` of one space at the start, or a `Metaspace` that prepends its mark (as it does unless told not to).
+    // `Strip` of one space at the start, or a `Metaspace` that prepends its mark, which is its
+    // default.
     let strips = decoders.iter().any(|d| match d.get("type").and_then(Value::as_str) {
         Some("Strip") => d.get("start").and_then(Value::as_u64).is_some_and(|n| n > 0),
         Some("Metaspace") => {
@@ -486,12 +494,12 @@ fn around(processor: &Value, prefix: &mut Vec<u32>, suffix: &mut Vec<u32>) -> Re
     Ok(())
 }
 
-/// `"<s>"` or `{"content": "<s>", …}`.
+/// Reads `"<s>"` or `{"content": "<s>", …}`.
 pub(crate) fn token_text(value: Option<&Value>) -> Option<&str> {
     value.and_then(|v| v.as_str().or_else(|| v.get("content").and_then(Value::as_str)))
 }
 
-/// One id or a list of them, those that no token has left out.
+/// One id or a list of ids, without those that no token has.
 fn ids(value: Option<&Value>, vocabulary: &Vocabulary) -> Vec<u32> {
     let list = match value {
         Some(Value::Array(list)) => list.as_slice(),
@@ -520,7 +528,7 @@ fn chat_templates(value: Option<&Value>) -> Vec<(String, String)> {
     }
 }
 
-/// A panic of the library on a file that slipped through the checks is an error like any other.
+/// Converts a panic of the library, on a file that passed the checks, to an error.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(Error::HuggingFace("the tokenizers library failed on this file".into())))

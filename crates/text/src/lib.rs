@@ -1,16 +1,31 @@
-//! Text to tokens and back, and conversations to text.
+//! Tokenizers, chat templates, grammars of answers, and parsers of answers.
 //!
-//! - [`Tokenizer`]: the one that a checkpoint brings, from the keys of a GGUF file, from a Hugging Face folder, from a
-//!   `.base` file that holds either, or from a bare list of tokens; [`Specials`] says whether the text of a control token is that token. [`gguf_from_folder`] makes
-//!   the keys of a GGUF file from a Hugging Face folder.
-//! - [`Detokenizer`]: tokens to text as they come, never half a character. [`StopStrings`]: stop strings in such a
-//!   stream. Neither allocates after it is made.
+//! - [`Tokenizer`]: the tokenizer of a checkpoint, from the keys of a GGUF file, a Hugging Face
+//!   folder, a `.base` file that holds either, or a bare list of tokens. [`Specials`] selects
+//!   whether the text of a control token is parsed as that token. [`gguf_from_folder`] converts a
+//!   Hugging Face folder to the keys of a GGUF file.
+//! - [`Detokenizer`]: streaming conversion of tokens to text, never half a character.
+//!   [`StopStrings`]: stop strings in such a stream. Neither allocates after it is made.
 //! - [`FillInMiddle`]: the tokens around a gap, of models that fill one.
-//! - [`Grammar`]: which tokens may follow, so that a text is JSON of a schema or follows a grammar.
-//! - [`ChatTemplate`]: a conversation to the text the model was trained on, byte-equal to what transformers renders.
+//! - [`Grammar`]: the tokens that may follow, so that a text is JSON of a schema or follows a
+//!   grammar.
+//! - [`ChatTemplate`]: conversion of a conversation to text, byte-equal to the rendering of
+//!   transformers.
 //!
-//! Vocabularies and templates come from files that strangers made: whatever is in them, the answer is a result or an
-//! [`Error`], in bounded time. What is absent here on purpose: devices, and what a model does with its tokens.
+//! Two tokenizer stacks serve [`Tokenizer`], depending on the file that describes the vocabulary:
+//!
+//! | file | stack |
+//! |---|---|
+//! | keys of a GGUF file, also within `.base`; a bare list of tokens | this crate |
+//! | `tokenizer.json` of a Hugging Face folder, also within `.base` | the crate `tokenizers` |
+//!
+//! This crate implements BPE, SentencePiece, WordPiece, Unigram, RWKV and PLaMo-2. It has its own
+//! stack because GGUF stores only the tokens, their scores or merges, and the name of a
+//! pre-tokenizer. tokenizer.json describes its whole pipeline, which `tokenizers` runs as written.
+//!
+//! Vocabularies and templates come from untrusted files: whatever their content, the outcome is a
+//! result or an [`Error`], in bounded time. This crate deliberately knows no devices, and no model
+//! that uses the tokens.
 #![deny(missing_docs)]
 
 mod answer;
@@ -22,6 +37,7 @@ mod chat_template;
 mod checkpoint;
 mod detokenizer;
 mod error;
+mod escapes;
 mod fill_in_middle;
 mod gguf;
 mod gguf_export;

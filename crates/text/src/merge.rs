@@ -1,9 +1,9 @@
-//! Merging neighbours, best first: the one loop that byte-level BPE and SentencePiece BPE share.
+//! Merging of neighbours, best first: the loop that byte-level BPE and SentencePiece BPE share.
 //!
-//! A word is a chain of symbols. Every pair of neighbours that may merge waits in a heap; the best is taken, its
-//! two symbols become one, and the new symbol's pairs with its neighbours join the heap. A pair that a merge
-//! has made stale is recognised when it is taken. n symbols make at most 3n pairs, so the whole is O(n log n), also for
-//! a hostile text without one space in it.
+//! A word is a chain of symbols. Every pair of neighbours that may merge is in a heap. The best
+//! pair is popped, its two symbols become one, and the new symbol's pairs are pushed. A pair that
+//! became stale by another merge is detected when it is popped. n symbols make at most 3n pairs, so
+//! the time is O(n log n), even for a hostile text without spaces.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -13,7 +13,7 @@ pub(crate) const NO_TOKEN: u32 = u32::MAX;
 /// No symbol: the end of the chain.
 const NONE: u32 = u32::MAX;
 
-/// A piece of the word.
+/// A symbol of the word.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Symbol {
     /// Byte offset in the word.
@@ -26,28 +26,29 @@ pub(crate) struct Symbol {
     next: u32,
 }
 
-/// What two neighbours become.
+/// The result of merging two neighbours.
 pub(crate) struct Merged {
-    /// Lower is merged first; equal ranks are merged from left to right.
+    /// Lower ranks merge first; equal ranks merge from left to right.
     pub(crate) rank: u32,
     /// The token of both together, or [`NO_TOKEN`].
     pub(crate) id: u32,
 }
 
-/// A pair waiting to be merged.
+/// A pair that may be merged.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Pair {
     rank: u32,
     left: u32,
     right: u32,
-    /// Bytes of both together when the pair was found: another length now means that it is stale.
+    /// Bytes of both symbols when the pair was pushed; another length now means that it is stale.
     len: u32,
     id: u32,
 }
 
 impl Ord for Pair {
     fn cmp(&self, other: &Pair) -> Ordering {
-        // The heap gives out its greatest, which must be the lowest rank, then the leftmost.
+        // The heap pops its greatest element, which must have the lowest rank, then the leftmost
+        // position.
         (other.rank, other.left).cmp(&(self.rank, self.left))
     }
 }
@@ -58,7 +59,8 @@ impl PartialOrd for Pair {
     }
 }
 
-/// The chain and the heap, kept from word to word so that a text costs a few allocations, not a few a word.
+/// The chain and the heap. They are reused for every word, so that a text needs only a few
+/// allocations.
 #[derive(Default)]
 pub(crate) struct Merger {
     symbols: Vec<Symbol>,
@@ -66,13 +68,13 @@ pub(crate) struct Merger {
 }
 
 impl Merger {
-    /// Begin a new word.
+    /// Starts a new word.
     pub(crate) fn clear(&mut self) {
         self.symbols.clear();
         self.heap.clear();
     }
 
-    /// Append a symbol of `len > 0` bytes at byte `start` of the word.
+    /// Appends a symbol of `len > 0` bytes at byte `start` of the word.
     pub(crate) fn push(&mut self, start: usize, len: usize, id: u32) {
         let at = self.symbols.len() as u32;
         if let Some(last) = self.symbols.last_mut() {
@@ -82,8 +84,8 @@ impl Merger {
         self.symbols.push(Symbol { start: start as u32, len: len as u32, id, prev, next: NONE });
     }
 
-    /// Merge until no pair may be merged, and give the symbols that are left, in order. `merged` says what two
-    /// neighbours become, if they may merge.
+    /// Merges until no pair may be merged, and passes the remaining symbols on in order. `merged`
+    /// returns the result of two neighbours, if they may merge.
     pub(crate) fn merge(
         &mut self,
         merged: impl Fn(&Symbol, &Symbol) -> Option<Merged>,
@@ -98,7 +100,7 @@ impl Merger {
                 continue;
             };
             if left.len == 0 || right.len == 0 || left.len + right.len != pair.len {
-                continue; // One of the two was merged with another meanwhile.
+                continue; // Another merge used one of the two meanwhile.
             }
             if let Some(symbol) = self.symbols.get_mut(pair.left as usize) {
                 (symbol.len, symbol.id, symbol.next) = (pair.len, pair.id, right.next);
@@ -129,7 +131,7 @@ impl Merger {
 mod tests {
     use super::*;
 
-    /// Merge by the rank of the joint text in a list, and give the pieces.
+    /// Merges by the rank of the joint text in a list, and returns the pieces.
     fn pieces<'a>(word: &'a str, ranks: &[&str]) -> Vec<&'a str> {
         let mut merger = Merger::default();
         for (at, c) in word.char_indices() {
@@ -156,7 +158,7 @@ mod tests {
     #[test]
     fn a_long_word_is_not_quadratic() {
         let word = "ab".repeat(200_000);
-        // Quadratic would be 1.6e11 steps: hours instead of a moment.
+        // Quadratic time would be 1.6e11 steps: hours.
         assert_eq!(pieces(&word, &["ab", "abab"]).len(), 100_000);
     }
 }

@@ -1,6 +1,6 @@
-//! PLaMo-2's tokenizer: a Unigram search without normalisation, from the end of the text to its beginning, with
-//! byte tokens for what no token spells. Scores are rounded to 1/10,000, and of spellings with equal sums the one
-//! whose first token is longest is taken.
+//! PLaMo-2's tokenizer: a Unigram search without normalisation, from the end of the text to its
+//! start. Text that no token spells becomes byte tokens. Scores are rounded to 1/10,000; of
+//! spellings with equal sums, the one with the longest first token wins.
 
 use crate::prefixes::{By, Prefixes};
 use crate::unigram::score_each;
@@ -8,31 +8,31 @@ use crate::vocabulary::{Kind, Vocabulary};
 use crate::{Error, Result};
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
-/// The scores are fixed-point numbers with this unit.
+/// Unit of the fixed-point scores.
 const UNIT: f32 = 1e4;
-/// Tokens with this score or less never take part.
+/// Highest score of tokens that are never used.
 const NEVER: i64 = -20_000_000;
-/// The score of a character in bytes.
+/// Score of a character that is spelled in bytes.
 const IN_BYTES: i64 = -10_000_000;
 
-/// The encoding side of a PLaMo-2 vocabulary.
+/// The encoder of a PLaMo-2 vocabulary.
 pub(crate) struct Plamo2 {
     prefixes: Prefixes,
     scores: Vec<i64>, // (n_tokens)
     bytes: [u32; 256],
 }
 
-/// The best way to spell the text from some byte to its end.
+/// The best spelling of the text from a byte to its end.
 #[derive(Clone, Copy)]
-struct Best {
+struct BestSuffix {
     score: i64,
-    /// The first token and its length in bytes. None: the first character, in bytes.
+    /// The first token and its length in bytes; `None` if the first character is spelled in bytes.
     token: Option<u32>,
     len: u32,
 }
 
 impl Plamo2 {
-    /// From the scores of all tokens.
+    /// Makes an encoder from the scores of all tokens.
     ///
     /// # Errors
     /// A score is NaN, a token is too long, or a byte has no token.
@@ -57,22 +57,22 @@ impl Plamo2 {
         Ok(Plamo2 { prefixes, scores: scores.iter().map(fixed).collect(), bytes })
     }
 
-    /// Append the tokens of a text without specials in it. A byte order mark at its beginning is left out.
+    /// Appends the tokens of a text without special tokens. A leading byte order mark is dropped.
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<u32>) {
         let text = text.strip_prefix('\u{FEFF}').unwrap_or(text);
-        let mut best = vec![Best { score: 0, token: None, len: 0 }; text.len() + 1];
+        let mut best = vec![BestSuffix { score: 0, token: None, len: 0 }; text.len() + 1];
         for (start, c) in text.char_indices().rev() {
             let after = |len: usize| best.get(start + len).map_or(0, |best| best.score);
             let len = c.len_utf8();
             let mut champion =
-                Best { score: after(len).saturating_add(IN_BYTES), token: None, len: len as u32 };
+                BestSuffix { score: after(len).saturating_add(IN_BYTES), token: None, len: len as u32 };
             let rest = text.as_bytes().get(start..).unwrap_or_default();
             self.prefixes.of(vocabulary, rest, &mut |token, len| {
                 let score = self.scores.get(token as usize).copied().unwrap_or(NEVER);
                 let sum = after(len).saturating_add(score);
-                // They come shortest first, so that the longest of equals wins.
+                // Matches come shortest first, so the longest of equal ones wins.
                 if score > NEVER && sum >= champion.score {
-                    champion = Best { score: sum, token: Some(token), len: len as u32 };
+                    champion = BestSuffix { score: sum, token: Some(token), len: len as u32 };
                 }
             });
             if let Some(place) = best.get_mut(start) {

@@ -1,9 +1,9 @@
-//! Splitting text into words before byte-pair encoding. No merge crosses a cut, so the cuts are part of what a
-//! model was trained on. [`crate::presets`] lists the patterns by name.
+//! Splitting of text into words before byte-pair encoding. No merge crosses a cut, so models depend
+//! on the cuts of their training. [`crate::presets`] lists the patterns by name.
 //!
-//! Most patterns end in `\s+(?!\S)|\s+`: a run of spaces leaves its last one to the word after it. Look-ahead is the
-//! only thing in them that a finite automaton cannot do. It is a [`Rule`], done by hand; an automaton does the rest,
-//! in linear time whatever the text.
+//! Most patterns end in `\s+(?!\S)|\s+`: a run of spaces leaves its last one to the word after it.
+//! Look-ahead is their only feature beyond a finite automaton. A [`Rule`] implements it; an
+//! automaton does the rest, in linear time for any text.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -13,28 +13,29 @@ use regex_automata::{Input, PatternID};
 
 use crate::presets::{Alphabet, GPT2, PRESETS, Preset};
 
-/// One way to split. Both what the pattern matches and what lies between two matches are pieces.
+/// One way to split. Both the matches of the pattern and the text between them are pieces.
 pub(crate) struct Pass {
     /// The alternatives, without those for runs of spaces.
     pub(crate) pattern: &'static str,
-    /// What a match becomes.
+    /// The further splitting of a match.
     pub(crate) rule: Rule,
 }
 
-/// What a match becomes, beside being a piece.
+/// The further splitting of a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// Nothing more.
+    /// None.
     Match,
-    /// `|\s+(?!\S)|\s+` follows: a run of spaces is a piece, without its last space if a word follows and the run is
-    /// longer than that.
+    /// `|\s+(?!\S)|\s+` follows: a run of spaces is a piece, without its last space if a word
+    /// follows and the run is longer than that.
     LeaveLastSpace,
-    /// `|\s{512}(?!\S)|\s{256}(?!\S)|…|\s{1,2}(?!\S)|\s` follows, with the powers of two from 512 to 4 between.
+    /// `|\s{512}(?!\S)|\s{256}(?!\S)|…|\s{1,2}(?!\S)|\s` follows, with the powers of two from 512
+    /// to 4 between.
     SpacesByPowers,
-    /// The match is split into threes of characters from the right.
+    /// The match is split into groups of three characters, from the right.
     Threes,
-    /// `(?=(\d{3})+(?!\d))`, and the pattern is a run of three digits or more: a cut before each three of them, counted
-    /// from the right, and none elsewhere.
+    /// `(?=(\d{3})+(?!\d))` for a pattern that matches three digits or more: a cut before each
+    /// group of three, counted from the right.
     BeforeThrees,
 }
 
@@ -42,7 +43,7 @@ pub(crate) enum Rule {
 pub(crate) struct Cut {
     /// The alternatives, without those for runs of spaces.
     pub(crate) pattern: String,
-    /// Whether runs of spaces are split as well.
+    /// True if runs of spaces are split as well.
     pub(crate) spaces: bool,
 }
 
@@ -52,7 +53,8 @@ impl Cut {
         Cut { pattern: GPT2.pattern.to_owned(), spaces: GPT2.rule == Rule::LeaveLastSpace }
     }
 
-    /// Whether both split alike. Patterns are compared by their text, in which a character may be written by its number.
+    /// Returns true if both split alike. Patterns are compared as text, in which a character may be
+    /// written as an escape.
     fn is(&self, pass: &Pass) -> bool {
         let plain = |pattern: &str| match pattern.contains(r"\u{") {
             false => pattern.to_owned(),
@@ -67,7 +69,7 @@ impl Cut {
 }
 
 impl Preset {
-    /// The name of the byte-level preset that splits so, if there is one.
+    /// Name of the byte-level preset with these cuts, if there is one.
     pub(crate) fn with_cuts(cuts: &[Cut], whole_words: bool) -> Option<&'static str> {
         let found = PRESETS.iter().find(|(_, preset)| {
             preset.alphabet == Alphabet::Bytes
@@ -79,17 +81,18 @@ impl Preset {
     }
 }
 
-/// A [`Preset`] whose patterns are compiled when the first text comes: a program that only decodes never pays for them.
+/// A [`Preset`] whose patterns are compiled for the first text, so a program that only decodes
+/// never compiles them.
 pub(crate) struct PreTokenizer {
     preset: &'static Preset,
-    passes: OnceLock<Vec<Compiled>>,
+    passes: OnceLock<Vec<CompiledPass>>,
 }
 
-/// A pass ready to split.
-pub(crate) struct Compiled {
-    /// The alternatives, and as a second pattern `\s+` where the rule concerns spaces.
+/// A compiled pass.
+pub(crate) struct CompiledPass {
+    /// The alternatives, and `\s+` as a second pattern if the rule concerns spaces.
     regex: Regex,
-    /// The pattern of the runs of spaces.
+    /// Id of the pattern for runs of spaces.
     spaces: Option<PatternID>,
     rule: Rule,
 }
@@ -99,24 +102,24 @@ impl PreTokenizer {
         PreTokenizer { preset, passes: OnceLock::new() }
     }
 
-    fn passes(&self) -> &[Compiled] {
+    fn passes(&self) -> &[CompiledPass] {
         self.passes.get_or_init(|| self.preset.passes.iter().filter_map(Pass::compile).collect())
     }
 
-    /// Compile the patterns.
+    /// Compiles the patterns.
     pub(crate) fn prepare(&self) {
         self.passes();
     }
 
-    /// Split `text` and give each piece, in order; together they are the text.
+    /// Splits `text` and passes each piece on, in order; joined they are the text.
     pub(crate) fn split(&self, text: &str, piece: &mut dyn FnMut(&str)) {
         split(self.passes(), text, piece);
     }
 }
 
 impl Pass {
-    /// Ready to split. The patterns are constants, and a test compiles every one of them.
-    pub(crate) fn compile(&self) -> Option<Compiled> {
+    /// Compiles a pass. The patterns are constants, and a test compiles all of them.
+    pub(crate) fn compile(&self) -> Option<CompiledPass> {
         let has_spaces = match self.rule {
             Rule::LeaveLastSpace | Rule::SpacesByPowers => true,
             Rule::Match | Rule::Threes | Rule::BeforeThrees => false,
@@ -124,24 +127,24 @@ impl Pass {
         let patterns: &[&str] = if has_spaces { &[self.pattern, r"\s+"] } else { &[self.pattern] };
         let regex = Regex::new_many(patterns).ok()?;
         let spaces = has_spaces.then(|| PatternID::new(1).ok()).flatten();
-        Some(Compiled { regex, spaces, rule: self.rule })
+        Some(CompiledPass { regex, spaces, rule: self.rule })
     }
 }
 
-/// Split by the first pass, and its pieces by the others.
-fn split(passes: &[Compiled], text: &str, piece: &mut dyn FnMut(&str)) {
+/// Splits by the first pass, and its pieces by the others.
+fn split(passes: &[CompiledPass], text: &str, piece: &mut dyn FnMut(&str)) {
     let Some((pass, passes)) = passes.split_first() else { return piece(text) };
     let mut give = |range: Range<usize>| {
         if let Some(part) = text.get(range).filter(|part| !part.is_empty()) {
             split(passes, part, piece);
         }
     };
-    // `from`: the end of the last piece. `at`: where the search goes on.
+    // `from` is the end of the last piece, and `at` the start of the next search.
     let (mut from, mut at) = (0, 0);
     while at < text.len() {
         let Some(found) = pass.regex.search(&Input::new(text).range(at..)) else { break };
         if found.end() <= at {
-            break; // No pattern of ours matches the empty text; a loop must end all the same.
+            break; // No pattern here matches the empty text; this guarantees that the loop ends.
         }
         let matched = text.get(found.range()).unwrap_or_default();
         at = found.end();
@@ -149,7 +152,7 @@ fn split(passes: &[Compiled], text: &str, piece: &mut dyn FnMut(&str)) {
             Rule::LeaveLastSpace | Rule::SpacesByPowers if Some(found.pattern()) == pass.spaces => {
                 give(from..found.start());
                 from = found.start();
-                let word_follows = at < text.len(); // The run took all the spaces there were.
+                let word_follows = at < text.len(); // The run has all spaces at this place.
                 let cut: fn(&str, bool, &mut dyn FnMut(usize)) =
                     if pass.rule == Rule::SpacesByPowers { by_powers } else { without_last };
                 cut(matched, word_follows, &mut |len| {
@@ -186,19 +189,19 @@ fn split(passes: &[Compiled], text: &str, piece: &mut dyn FnMut(&str)) {
     give(from..text.len());
 }
 
-/// A run of spaces for `\s+(?!\S)|\s+`: gives the length in bytes of its piece.
+/// Passes on the length in bytes of the piece of a run of spaces, for `\s+(?!\S)|\s+`.
 fn without_last(run: &str, word_follows: bool, piece: &mut dyn FnMut(usize)) {
     let last = run.chars().next_back().map_or(0, char::len_utf8);
     piece(if word_follows && run.len() > last { run.len() - last } else { run.len() });
 }
 
-/// A run of spaces for [`Rule::SpacesByPowers`]: gives the lengths in bytes of its pieces. Before a word, a last space
-/// after others is left for the pattern, whose alternatives come first.
+/// Passes on the lengths in bytes of the pieces of a run of spaces, for [`Rule::SpacesByPowers`].
+/// Before a word, the last of several spaces is left to the pattern, whose alternatives come first.
 fn by_powers(run: &str, word_follows: bool, piece: &mut dyn FnMut(usize)) {
     let mut chars = run.chars();
     let mut left = run.chars().count();
     loop {
-        // A power may take all that is left only at the end of the text.
+        // A power may match the whole rest only at the end of the text.
         let limit = if word_follows { left - 1 } else { left };
         let take = if limit == 0 { 1 } else { 1 << limit.ilog2().min(9) };
         piece(chars.by_ref().take(take).map(char::len_utf8).sum());

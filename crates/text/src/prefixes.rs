@@ -1,30 +1,30 @@
-//! Which tokens begin a text: for vocabularies that are searched at every position, not merged.
+//! Search for the tokens at the start of a text, for vocabularies without merges.
 
 use crate::vocabulary::{Kind, Vocabulary};
 use crate::{Error, Result};
 
-/// The most bytes of a token. Searching a position takes as many steps as its longest match has bytes, and a file
-/// must not choose how long a text takes. The longest tokens in use have about 130.
+/// Most bytes of a token. A search takes as many steps as its longest match has bytes, and a file
+/// must not control the time. The longest tokens in use have about 130.
 const MAX_TOKEN: usize = 4096;
 
-/// How tokens are compared with text.
+/// Comparison of tokens with text.
 #[derive(Clone, Copy)]
 pub(crate) enum By {
-    /// By the text that the file writes, in which U+2581 stands for a space.
+    /// Their text in the file, in which U+2581 is a space.
     Text,
-    /// By the bytes that they stand for.
+    /// The bytes that they stand for.
     Bytes,
 }
 
-/// The ids of tokens, ordered by what they spell.
+/// Ids of tokens, sorted by their spelling.
 pub(crate) struct Prefixes {
-    ids: Vec<u32>, // (n_tokens that take part)
+    ids: Vec<u32>, // (number of tokens of the selected kinds)
     by: By,
 }
 
 impl Prefixes {
-    /// Of all tokens whose kind takes part and that are not empty. Of equal tokens the first counts,
-    /// of tokens that are written in several ways and spell the same, the highest id.
+    /// Indexes all tokens of the selected kinds that are not empty. Of equal tokens the first is
+    /// used; of tokens with different texts and equal bytes, the highest id.
     ///
     /// # Errors
     /// A token is longer than 4,096 bytes.
@@ -56,9 +56,9 @@ impl Prefixes {
         Ok(Prefixes { ids, by })
     }
 
-    /// Give each token that `text` begins with, shortest first, with its length in bytes.
+    /// Passes on each token at the start of `text`, shortest first, with its length in bytes.
     pub(crate) fn of(&self, vocabulary: &Vocabulary, text: &[u8], found: &mut dyn FnMut(u32, usize)) {
-        // Those tokens that agree with the text so far: a range of `ids`, narrowed byte by byte.
+        // Tokens that match the text so far: a range of `ids`, narrowed byte by byte.
         let mut range = self.ids.as_slice();
         for (at, byte) in text.iter().enumerate() {
             let next = |id: &u32| spelled(vocabulary, self.by, *id).get(at).copied();
@@ -67,7 +67,7 @@ impl Prefixes {
             let end = rest.partition_point(|id| next(id) == Some(*byte));
             range = rest.get(..end).unwrap_or_default();
             let Some(&first) = range.first() else { return };
-            // The shortest comes first, and only one has this length.
+            // The shortest token comes first, and only one has this length.
             if spelled(vocabulary, self.by, first).len() == at + 1 {
                 found(first, at + 1);
             }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_tokens_that_take_part_the_first_is_found() {
+    fn the_first_of_equal_selected_tokens_is_found() {
         let mut kinds = vec![Kind::Normal; 5];
         kinds[0] = Kind::Control;
         let vocabulary = vocabulary(&["ab", "a", "ab", "a", "ab"], kinds);

@@ -1,33 +1,34 @@
 //! The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`.
 //!
-//! The patterns are those of the models' own tokenizer.json files; llama.cpp knows the same names. Where llama.cpp
-//! simplifies a pattern (upper case only in ASCII, say), the model's own pattern stands here.
+//! The patterns are those of the models' own tokenizer.json files; llama.cpp knows the same names.
+//! Some patterns are simplified in llama.cpp, for example to ASCII capitals; the model's own
+//! pattern is used here.
 
 use crate::pre_tokenizer::{Pass, Rule};
 use crate::{Error, Result};
 
-/// What the merges of a vocabulary work on.
+/// The alphabet of a vocabulary's merges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Alphabet {
     /// Bytes, written in GPT-2's byte alphabet.
     Bytes,
     /// Characters, with spaces written as U+2581 and unknown characters as byte tokens.
     SpaceMark,
-    /// Characters as they stand, with unknown ones as byte tokens.
+    /// Characters as written, with unknown ones as byte tokens.
     Characters,
 }
 
-/// A named pre-tokenizer: passes, each splitting the pieces of the one before.
+/// A named pre-tokenizer: passes, each of which splits the pieces of the previous one.
 pub(crate) struct Preset {
     pub(crate) passes: &'static [Pass],
-    /// A word that is a token becomes that token, whatever the merges would make of it.
+    /// True if a word that is a token becomes that token, whatever the merges.
     pub(crate) whole_words: bool,
-    /// The same for runs of newlines alone.
+    /// Like `whole_words`, for runs of newlines alone.
     pub(crate) whole_newlines: bool,
-    /// Whether a BOS token comes first where the file does not say.
+    /// True if texts begin with BOS unless the file says otherwise.
     pub(crate) add_bos: bool,
     pub(crate) alphabet: Alphabet,
-    /// Whether the merges may be missing: the ids of the tokens are their ranks then.
+    /// True if merges are optional; without them the token ids are the ranks.
     pub(crate) ranked: bool,
 }
 
@@ -52,12 +53,12 @@ impl Preset {
     }
 }
 
-/// With the usual rule for runs of spaces as the last alternative.
+/// A pass with the usual rule for runs of spaces as its last alternative.
 const fn pass(pattern: &'static str) -> Pass {
     Pass { pattern, rule: Rule::LeaveLastSpace }
 }
 
-/// The pattern alone.
+/// A pass with the pattern alone.
 const fn only(pattern: &'static str) -> Pass {
     Pass { pattern, rule: Rule::Match }
 }
@@ -73,11 +74,11 @@ const QWEN2: &[Pass] = &[QWEN2_PASS];
 const QWEN35: &[Pass] = &[pass(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+",
 )];
-/// As Qwen2, without English contractions: in Turkish a suffix follows the apostrophe.
+/// Qwen2's pattern without English contractions, since in Turkish a suffix follows the apostrophe.
 const UFAKZEKA: &[Pass] = &[pass(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+")];
 const LINES: Pass = only(r"[^\n]+|[\n]+");
 const LAGUNA: &[Pass] = &[LINES, QWEN2_PASS];
-/// Digits one by one, then as GPT-2.
+/// Single digits, then GPT-2's pattern.
 const SINGLE_DIGITS: &[Pass] = &[only(r"\p{N}"), GPT2];
 const TEKKEN: &[Pass] = &[pass(concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
@@ -90,9 +91,9 @@ const GPT4O_PASS: Pass = pass(concat!(
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+",
 ));
 const GPT4O: &[Pass] = &[GPT4O_PASS];
-/// Digits in threes from the right, where no letter follows them, then as GPT-4o.
+/// Digits in threes from the right unless a letter follows, then GPT-4o's pattern.
 const TINY_AYA: &[Pass] = &[Pass { pattern: r"\d+\b", rule: Rule::Threes }, GPT4O_PASS];
-/// As GPT-4o, with runs of Han characters apart, and digits one by one.
+/// GPT-4o's pattern, with runs of Han characters apart, and single digits.
 const YOUTU: &[Pass] = &[
     only(concat!(
         r"[\u{AC00}-\u{D7A3}\u{3131}-\u{318E}]+",
@@ -143,7 +144,7 @@ const DEEPSEEK_CODER: &[Pass] = &[
     only(r"[一-龥\u{0800}-一가-\u{D7FF}]+"),
     only(r"\p{N}"),
 ];
-/// The letters are those that had two cases when the model was made.
+/// The letters that had two cases when the model was made.
 const DEEPSEEK_LLM: &[Pass] = &[
     only(r"[\r\n]"),
     only(concat!(
@@ -185,7 +186,8 @@ const MINICPM5: &[Pass] = &[
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
     ),
 ];
-/// Special tokens first: the model's own tokenizer finds sentinels and image tokens by their patterns.
+/// Special tokens first: the model's own tokenizer finds sentinels and image tokens by their
+/// patterns.
 const CHAMELEON: &[Pass] = &[
     only(r"<sentinel:[0-9]+>"),
     only(r"IMGIMG[A-I]{1,4}Z"),
@@ -194,13 +196,13 @@ const CHAMELEON: &[Pass] = &[
     only(r"[\p{P}!-/:-@\[-`{-~]"),
     GPT2,
 ];
-/// Words are not split: only numbers, and those in threes from the right.
+/// Splits only at numbers, and those in threes from the right.
 const SUPERBPE: &[Pass] = &[only(r"\p{N}+"), Pass { pattern: r"\d{3,}", rule: Rule::BeforeThrees }];
 
-/// Whatever is not a space.
+/// Runs of characters other than white space.
 const WORDS: &[Pass] = &[only(r"\S+")];
 
-/// Every known name, with what it stands for. Where several would do for an export, the first is written.
+/// All known names with their presets. An export writes the first of several equal ones.
 pub(crate) const PRESETS: &[(&[&str], Preset)] = &[
     (&["default"], Preset::new(DEFAULT)),
     (
@@ -294,11 +296,11 @@ pub(crate) const PRESETS: &[(&[&str], Preset)] = &[
 ];
 
 impl Preset {
-    /// What `tokenizer.ggml.pre` names.
+    /// The preset that `tokenizer.ggml.pre` names.
     ///
     /// # Errors
-    /// The name is not known. A guess would split words where the model never saw them split, which costs quality
-    /// without a warning.
+    /// The name is unknown. A guess could split words differently than in training, which lowers
+    /// quality without a warning.
     pub(crate) fn named(name: &str) -> Result<&'static Preset> {
         PRESETS.iter().find(|(names, _)| names.contains(&name)).map(|(_, preset)| preset).ok_or_else(|| {
             let names: Vec<&str> = PRESETS.iter().flat_map(|(names, _)| names.iter().copied()).collect();
@@ -336,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_split_as_the_models_were_taught() {
+    fn words_are_split_as_in_training() {
         assert_eq!(pieces("gpt-2", "Hello  world's 42!"), ["Hello", " ", " world", "'s", " 42", "!"]);
         assert_eq!(pieces("gpt-2", "a\n\nb\tc  \n"), ["a", "\n", "\n", "b", "\t", "c", "  \n"]);
         assert_eq!(pieces("gpt-2", "   "), ["   "]);
@@ -360,7 +362,7 @@ mod tests {
         assert_eq!(pieces("falcon", "a1234b"), ["a", "123", "4", "b"]);
         assert_eq!(pieces("viking", "ja 12."), ["ja", " ", "1", "2", "."]);
         assert_eq!(pieces("chameleon", "IMGIMGABZ    a1"), ["IMGIMGABZ", "    ", "a", "1"]);
-        // Later passes split what earlier ones found.
+        // Later passes split the pieces of earlier ones.
         assert_eq!(pieces("chameleon", "<sentinel:1>"), ["<", "sentinel", ":", "1", ">"]);
         assert_eq!(pieces("gemma4", "a b\n\nc"), ["a b", "\n\n", "c"]);
         assert_eq!(pieces("whitespace", "a  bc"), ["a", "  ", "bc"]);

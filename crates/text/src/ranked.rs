@@ -1,9 +1,9 @@
-//! A byte-level BPE tokenizer from its list of tokens alone, for files that carry no merges.
+//! A byte-level BPE tokenizer from its list of tokens alone, for files without merges.
 //!
-//! Such vocabularies are written in the order in which they were learned: the bytes first, then what each merge made. So
-//! a token's id is the rank of the merge that makes it, and the two parts of that merge are what the earlier merges leave
-//! of the token's own text (tiktoken encodes by the same rule). The merges are worked out once here, and what encodes is
-//! the same as for files that list them.
+//! Such vocabularies are in the order of training: first the bytes, then the result of each merge.
+//! So a token's id is the rank of the merge that makes it. The two parts of that merge are what
+//! earlier merges make of the token's own text; tiktoken encodes by the same rule. The merges are
+//! computed once here, and the encoder is the same as for files that list them.
 
 use weights::Array;
 
@@ -15,18 +15,19 @@ use crate::tokenizer::{Declared, Encoder};
 use crate::vocabulary::{Kind, Spelling, Vocabulary, string_array};
 use crate::{Error, Result, Tokenizer};
 
-/// How a list spells its tokens.
+/// Spelling of tokens in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenSpelling {
     /// In GPT-2's byte alphabet: `Ġthe`.
     ByteAlphabet,
-    /// As the bytes that they stand for, which need not be UTF-8.
+    /// As bytes, which need not be UTF-8.
     Bytes,
 }
 
 impl Tokenizer {
-    /// From a list of tokens in the order in which they were learned; text is split as for GPT-2. Tokens such as
-    /// `<|endoftext|>` are marks; the list may end before them. `key` names the list in errors.
+    /// Makes a tokenizer from a list of tokens in the order of training, with GPT-2's splitting.
+    /// Tokens such as `<|endoftext|>` are control tokens, which the list may omit. `key` names the
+    /// list in errors.
     ///
     /// # Errors
     /// `tokens` is not a list of strings, or is empty.
@@ -70,13 +71,13 @@ fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Bytes as GPT-2's alphabet writes them.
+/// Bytes in GPT-2's alphabet.
 fn in_alphabet(bytes: &[u8]) -> String {
     bytes.iter().filter_map(|&byte| byte_level::CHARS.get(usize::from(byte))).collect()
 }
 
-/// `left right` of each token that a merge of earlier tokens makes, in the order of the tokens. What is made of more than
-/// two parts cannot come out of merging, and stays unused.
+/// `left right` for each token that a merge of earlier tokens makes, in the order of the tokens. A
+/// token of more than two parts cannot result from a merge, and stays unused.
 pub(crate) fn merges(vocabulary: &Vocabulary) -> Result<Array> {
     let mut merges = Vec::with_capacity(vocabulary.len());
     let mut merger = Merger::default();
@@ -87,7 +88,7 @@ pub(crate) fn merges(vocabulary: &Vocabulary) -> Result<Array> {
         }
         merger.clear();
         for (at, c) in text.char_indices() {
-            merger.push(at, c.len_utf8(), 0); // Ids do not matter here, texts do.
+            merger.push(at, c.len_utf8(), 0); // Only texts matter here, not ids.
         }
         let merged = merger.merge(|left, right| {
             let (from, to) = (left.start as usize, (right.start + right.len) as usize);
@@ -107,7 +108,7 @@ pub(crate) fn merges(vocabulary: &Vocabulary) -> Result<Array> {
 }
 
 impl TokenSpelling {
-    /// How a list says which it is: tokens in the byte alphabet hold no bytes that do not print.
+    /// Detects the spelling of a list: in the byte alphabet, tokens have no unprintable bytes.
     ///
     /// # Errors
     /// `tokens` is not a list of strings.
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
     use crate::Specials;
 
-    /// 256 bytes in GPT-2's order (those that print, then the others), then merges as they were learned.
+    /// 256 bytes in GPT-2's order (printable, then others), then merges in the order of training.
     fn tokens() -> Vec<Vec<u8>> {
         let prints = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
         let bytes = (0..=255u8).filter(|b| prints(*b)).chain((0..=255u8).filter(|b| !prints(*b)));
@@ -156,7 +157,8 @@ mod tests {
             assert_eq!(TokenSpelling::of("tokens", &list).unwrap(), spelling);
             let tokenizer = Tokenizer::from_ranked_tokens("tokens", &list, spelling).unwrap();
             let ids = tokenizer.encode("the thing", Specials::Literal).unwrap();
-            // "the" is t + he: " the" was learned before "th", and he before both. " thing" is " t" + h + ing.
+            // "the" is t + he, since " the" and he were trained before "th". " thing" is " t" + h +
+            // ing.
             let texts: Vec<&[u8]> = ids.iter().map(|id| tokenizer.token_bytes(*id)).collect();
             assert_eq!(texts, [&b"t"[..], b"he", b" t", b"h", b"ing"]);
             let accent = tokenizer.encode("é", Specials::Literal).unwrap();
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_tokens_the_first_is_learned() {
+    fn the_first_of_equal_tokens_is_used() {
         let mut tokens = tokens();
         tokens.push(b"in".to_vec());
         let tokenizer =

@@ -1,24 +1,24 @@
-//! SentencePiece BPE (Kudo & Richardson 2018) as Llama and Gemma use it: there is no list of merges. Two
-//! neighbours merge if their joint text is a token, and the token with the best score goes first. What is left
-//! and is not a token falls back to its bytes, written `<0x0A>`.
+//! SentencePiece BPE (Kudo & Richardson 2018) as in Llama and Gemma, without a list of merges. Two
+//! neighbours merge if their joint text is a token, and the token with the best score merges first.
+//! Remaining text without tokens falls back to its bytes, written `<0x0A>`.
 
 use crate::Result;
 use crate::merge::{Merged, Merger, NO_TOKEN};
 use crate::unigram::score_each;
 use crate::vocabulary::{Kind, SPACE_MARK, Vocabulary};
 
-/// The encoding side of a scored vocabulary.
+/// The encoder of a scored vocabulary.
 pub(crate) struct SentencePiece {
-    /// The rank of each token's score: lower is better. An order-preserving map of the float.
+    /// Rank of each token's score; lower is better. An order-preserving map of the float.
     ranks: Vec<u32>, // (n_tokens)
-    /// The token of each byte, or what stands for an unknown character.
+    /// Token of each byte, or the token of unknown characters.
     bytes: [u32; 256],
-    /// Whether text gets a space put before it.
+    /// True if a space is put before texts.
     space_prefix: bool,
 }
 
 impl SentencePiece {
-    /// From the scores of all tokens.
+    /// Makes an encoder from the scores of all tokens.
     ///
     /// # Errors
     /// A score is NaN.
@@ -38,9 +38,9 @@ impl SentencePiece {
         Ok(SentencePiece { ranks: scores.iter().map(|&score| rank(score)).collect(), bytes, space_prefix })
     }
 
-    /// Append the tokens of a text without specials in it, which may not be empty.
+    /// Appends the tokens of a text without special tokens, which must not be empty.
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<u32>) {
-        // Neither runs of spaces nor the ends are trimmed: what the user wrote is what the model sees.
+        // Neither runs of spaces nor the ends are trimmed, so the model sees the user's text.
         let mut escaped = String::with_capacity(text.len() + text.len() / 4 + SPACE_MARK.len());
         if self.space_prefix {
             escaped.push_str(SPACE_MARK);
@@ -83,15 +83,16 @@ impl SentencePiece {
     }
 }
 
-/// The token of this text, if text may become it: never a control token or a byte token, as in SentencePiece.
+/// The token of this text, unless it is a control token or a byte token, which text never becomes
+/// in SentencePiece.
 fn piece(vocabulary: &Vocabulary, text: &str) -> Option<u32> {
     vocabulary.id_of(text, |kind| !matches!(kind, Kind::Control | Kind::Unknown | Kind::Byte))
 }
 
-/// Map a score to an integer that is lower the better the score. The bits of a float, taken as an integer, order
-/// as the floats do once negative ones are flipped whole and the others have their sign bit set.
+/// Maps a score to an integer that is lower for better scores. As integers, the bits of floats have
+/// the floats' order once negative ones are inverted and others have their sign bit set.
 fn rank(score: f32) -> u32 {
-    let bits = (score + 0.0).to_bits(); // + 0.0 makes -0.0 the same as 0.0.
+    let bits = (score + 0.0).to_bits(); // + 0.0 converts -0.0 to 0.0.
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     !ascending
 }

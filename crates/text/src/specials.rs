@@ -1,23 +1,24 @@
-//! Finding special tokens in text: the leftmost first, and of those that begin at one place the longest.
+//! Search for special tokens in text: the leftmost first, and the longest of those at one position.
 
 use crate::vocabulary::{Kind, Vocabulary};
 
-/// Whether the text of a control token becomes that token or stays plain text.
+/// Treatment of control tokens' texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Specials {
-    /// `<|im_start|>` becomes the token: for prompts made by a template that is trusted.
+    /// The text `<|im_start|>` becomes the token: for prompts of a trusted template.
     Parse,
-    /// `<|im_start|>` is twelve characters: for text that a stranger wrote.
+    /// The text `<|im_start|>` is twelve characters: for untrusted text.
     Literal,
 }
 
-/// Where a special token may begin, and how long it may then be.
+/// Lengths of special tokens by their first byte.
 pub(crate) struct SpecialIndex {
-    /// Lengths in bytes of the special tokens that begin with a byte, longest first, each once.
+    /// Lengths in bytes of the special tokens that begin with a byte, longest first, without
+    /// repeats.
     lengths: Vec<Vec<u32>>, // (256)
-    /// Tokens that swallow the spaces before them, ascending.
+    /// Tokens that absorb the spaces before them, in ascending order.
     strips_left: Vec<u32>,
-    /// Tokens that swallow the spaces after them, ascending.
+    /// Tokens that absorb the spaces after them, in ascending order.
     strips_right: Vec<u32>,
 }
 
@@ -31,7 +32,7 @@ pub(crate) enum Part<'a> {
 }
 
 impl SpecialIndex {
-    /// Of all control, user-defined and unknown tokens.
+    /// Indexes all control, user-defined and unknown tokens.
     pub(crate) fn new(
         vocabulary: &Vocabulary,
         mut strips_left: Vec<u32>,
@@ -52,7 +53,7 @@ impl SpecialIndex {
         SpecialIndex { lengths, strips_left, strips_right }
     }
 
-    /// Split a text at its special tokens. User-defined tokens are tokens in either mode.
+    /// Splits a text at its special tokens. User-defined tokens are tokens in either mode.
     pub(crate) fn split<'a>(
         &self,
         vocabulary: &Vocabulary,
@@ -92,7 +93,7 @@ impl SpecialIndex {
     }
 }
 
-/// A space as C's `isspace` knows them.
+/// Returns true for white space by C's `isspace`.
 fn is_c_space(c: char) -> bool {
     c.is_ascii_whitespace() || c == '\u{0B}'
 }
@@ -107,7 +108,7 @@ mod tests {
     use crate::vocabulary::{Spelling, string_array};
 
     #[test]
-    fn the_leftmost_longest_is_taken_and_control_tokens_only_if_asked() {
+    fn the_leftmost_longest_wins_and_control_tokens_are_optional() {
         use Kind::*;
         let tokens = ["<a>", "<a><b>", "\n", "\n\n", "x", "é>"];
         let kinds = vec![Control, Control, UserDefined, UserDefined, Normal, Control];

@@ -1,6 +1,7 @@
-//! Stop strings in a stream: text that could be the beginning of one is held back until it is known not to be.
+//! Stop strings in a stream. Text that may begin a stop string is held back until that is decided.
 //!
-//! All of them are looked for at once (Aho and Corasick 1975), so a byte costs the same for one string and for many.
+//! All strings are searched at once (Aho and Corasick 1975), so the time for each byte does not
+//! depend on their number.
 
 use std::sync::Arc;
 
@@ -10,16 +11,17 @@ use aho_corasick::{Anchored, MatchKind};
 
 use crate::{Asides, Error, Result};
 
-/// What may be shown after a piece of text was added.
+/// Result of adding a piece of text.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Released<'a> {
-    /// Text that can be no part of a stop string. It stays until the next call.
+    /// Text that cannot be part of a stop string. It is valid until the next call.
     pub text: &'a str,
-    /// Which stop string ended the text, as an index into the list given. What follows it is dropped.
+    /// The stop string that ended the text, as an index into the given list. Text after it is
+    /// dropped.
     pub stop: Option<usize>,
 }
 
-/// Stop strings, ready to be looked for in any number of texts. Cheap to clone; [`Default`] has none.
+/// Compiled stop strings for any number of texts. Cheap to clone; [`Default`] has none.
 #[derive(Clone, Debug, Default)]
 pub struct Stops(Option<Arc<Searched>>);
 
@@ -28,16 +30,16 @@ struct Searched {
     texts: Vec<String>,
     nfa: NFA,
     start: StateID,
-    /// By pattern of `nfa`: which of `texts` it is. Empty texts are no patterns.
+    /// Index into `texts` of each pattern of `nfa`. Empty texts have no pattern.
     patterns: Vec<usize>,
-    /// The states by id, and how many bytes of a stop string each has seen.
+    /// States by id, each with its number of bytes of a stop string.
     depths: Vec<(StateID, usize)>,
-    /// Bytes of the longest.
+    /// Bytes of the longest string.
     longest: usize,
 }
 
 impl Stops {
-    /// Of these strings; empty ones are never found.
+    /// Compiles these strings; empty ones are never found.
     ///
     /// # Errors
     /// They are too large: more than 2 GiB together.
@@ -69,12 +71,12 @@ impl Stops {
         Ok(Stops(Some(Arc::new(Searched { nfa, start, patterns, depths, longest, texts }))))
     }
 
-    /// Whether there is nothing to look for.
+    /// Returns true if there is no string to find.
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Tell the index of each string that stands somewhere in `bytes`, once or more.
+    /// Passes on the index of each string that occurs in `bytes`.
     pub fn within(&self, bytes: &[u8], found: &mut dyn FnMut(usize)) {
         let Some(searched) = &self.0 else { return };
         let mut state = searched.start;
@@ -88,62 +90,64 @@ impl Stops {
         }
     }
 
-    /// The string of an index into the list given.
+    /// The string of an index into the given list.
     pub fn get(&self, index: usize) -> Option<&str> {
         self.0.as_ref()?.texts.get(index).map(String::as_str)
     }
 }
 
 impl Searched {
-    /// Bytes at the end of the text in `state` that are the beginning of a stop string; the most of them.
+    /// Bytes at the end of the text in `state` that begin a stop string, as many as possible.
     fn depth(&self, state: StateID) -> usize {
         let found = self.depths.binary_search_by_key(&state, |(state, _)| *state);
         found.ok().and_then(|index| self.depths.get(index)).map_or(0, |(_, depth)| *depth)
     }
 
-    /// The longest stop string that is complete in `state`: which of the texts, and its bytes.
+    /// The longest stop string that is complete in `state`: its index and its bytes.
     fn complete(&self, state: StateID) -> Option<(usize, usize)> {
         if !self.nfa.is_match(state) {
             return None;
         }
-        // A state has the matches that are suffixes of its own after that, the longest first.
+        // A state's matches begin with the longest; the others are its suffixes.
         let index = self.patterns.get(self.nfa.match_pattern(state, 0).as_usize()).copied()?;
         Some((index, self.texts.get(index)?.len()))
     }
 }
 
-/// Looks for stop strings in text that comes in pieces. The one that is complete first ends the text; of those that are
-/// complete at the same place, the longest. How the text was split into pieces makes no difference.
+/// Finds stop strings in text that arrives in pieces. The first complete string ends the text; of
+/// those complete at the same byte, the longest. The result does not depend on the pieces.
 ///
-/// Allocates when it is made, when a piece is longer than any before (1 KiB is held ready), and where asides are looked for.
+/// It allocates when it is made, for a piece longer than any before (1 KiB is preallocated), and
+/// while it follows asides.
 #[derive(Clone)]
 pub struct StopStrings {
     stops: Stops,
-    /// After the text so far; of no meaning without stop strings.
+    /// The state after the text so far; unused without stop strings.
     state: Option<StateID>,
-    /// Text shown by the last call, then text held back.
+    /// Text released by the last call, then text held back.
     buffer: String,
-    /// How much of `buffer` the last call has shown.
+    /// Bytes of `buffer` that the last call released.
     shown: usize,
     asides: Option<Asides>,
 }
 
 impl StopStrings {
-    /// For these strings.
+    /// Makes a search for these strings.
     pub fn new(stops: Stops) -> StopStrings {
         let (state, longest) =
             stops.0.as_ref().map_or((None, 0), |searched| (Some(searched.start), searched.longest));
         StopStrings { stops, state, buffer: String::with_capacity(longest + 1024), shown: 0, asides: None }
     }
 
-    /// The same, looking only outside of what is aside.
+    /// Restricts the search to text outside of asides.
     #[must_use]
     pub fn outside(self, asides: Option<Asides>) -> StopStrings {
-        // Without stop strings nothing is looked for.
+        // Without stop strings there is no search.
         StopStrings { asides: asides.filter(|_| !self.stops.is_empty()), ..self }
     }
 
-    /// Add a piece and get what may be shown. After a stop was found, begin anew with [`StopStrings::reset`].
+    /// Adds a piece and returns the text that may be shown. After a stop string, start over with
+    /// [`StopStrings::reset`].
     pub fn push(&mut self, piece: &str) -> Released<'_> {
         self.buffer.drain(..self.shown);
         let mut at = self.buffer.len();
@@ -158,23 +162,23 @@ impl StopStrings {
             }
             at = end;
             if is_aside || self.asides.as_ref().is_some_and(Asides::is_within) {
-                // No stop string reaches over the border of what is aside.
+                // No stop string spans the border of an aside.
                 self.begin();
             }
         }
-        // What is aside is shown at once.
+        // Asides are released at once.
         self.shown = self.buffer.len() - self.n_held();
         Released { text: self.buffer.get(..self.shown).unwrap_or_default(), stop: None }
     }
 
-    /// The end of the text: what was held back after all.
+    /// Ends the text and returns the text held back.
     pub fn finish(&mut self) -> &str {
         self.buffer.drain(..self.shown);
         self.shown = self.buffer.len();
         &self.buffer
     }
 
-    /// Forget all text, and begin anew.
+    /// Forgets all text and starts over.
     pub fn reset(&mut self) {
         self.buffer.clear();
         self.shown = 0;
@@ -188,7 +192,7 @@ impl StopStrings {
         self.state = self.stops.0.as_ref().map(|searched| searched.start);
     }
 
-    /// The stop string that is complete first at a byte from `begin` on and before `end`, and where it begins.
+    /// The stop string that is complete first, at a byte in `begin..end`, and its start.
     fn find(&mut self, begin: usize, end: usize) -> Option<(usize, usize)> {
         let (searched, state) = (self.stops.0.as_ref()?, self.state.as_mut()?);
         let bytes = self.buffer.as_bytes().get(begin..end).unwrap_or_default();
@@ -199,7 +203,7 @@ impl StopStrings {
         })
     }
 
-    /// Bytes at the end of the buffer that are the beginning of a stop string; the most of them.
+    /// Bytes at the end of the buffer that begin a stop string, as many as possible.
     fn n_held(&self) -> usize {
         let held = self.stops.0.as_ref().zip(self.state).map_or(0, |(searched, state)| searched.depth(state));
         held.min(self.buffer.len())
@@ -210,7 +214,8 @@ impl StopStrings {
 mod tests {
     use super::*;
 
-    /// Push a text in pieces of `n` characters; give what was shown and which stop was found.
+    /// Adds a text in pieces of `n` characters. Returns the released text and the stop string
+    /// found.
     fn run(stops: &[&str], text: &str, n: usize) -> (String, Option<usize>) {
         let mut matcher = StopStrings::new(Stops::new(stops).unwrap());
         let mut shown = String::new();
@@ -227,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cut_makes_no_difference() {
+    fn the_pieces_make_no_difference() {
         let cases: [(&[&str], &str, &str, Option<usize>); 9] = [
             (&["END"], "a EN ENDb", "a EN ", Some(0)),
             (&["END"], "EEN", "EEN", None),
@@ -246,7 +251,7 @@ mod tests {
         }
     }
 
-    /// As the definition says: at each byte every string, and at the end of a piece every beginning of each.
+    /// The definition: at each byte every string, and at the end of a piece every start of each.
     fn slowly(stops: &[String], text: &str) -> (String, Option<usize>) {
         for end in 1..=text.len() {
             let found = stops
@@ -292,12 +297,12 @@ mod tests {
         for n in 0..100_000 {
             assert_eq!(matcher.push(if n % 2 == 0 { "12a" } else { "4 " }).stop, None);
         }
-        // Each string at each byte would take an hour.
+        // Comparing every string at every byte would take an hour.
         assert!(begun.elapsed() < std::time::Duration::from_secs(30), "{:?}", begun.elapsed());
     }
 
     #[test]
-    fn text_that_is_no_beginning_is_shown_at_once() {
+    fn text_that_begins_no_stop_string_is_released_at_once() {
         let mut matcher = StopStrings::new(Stops::new(&["</s>"]).unwrap());
         assert_eq!(matcher.push("Hello <"), Released { text: "Hello ", stop: None });
         assert_eq!(matcher.push("b>"), Released { text: "<b>", stop: None });
@@ -308,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_aside_does_not_stop_however_it_is_cut() {
+    fn asides_do_not_stop_whatever_the_pieces() {
         use crate::AnswerFormat;
         let tools = [serde_json::json!({ "type": "function", "function": { "name": "f" } })];
         let (hermes, llama3, mistral, harmony) = (
@@ -322,7 +327,7 @@ mod tests {
         let channels =
             "<|channel|>analysis<|message|>END<|end|><|start|>assistant<|channel|>final<|message|>a ";
         let in_message = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\":\"END\"}";
-        // The format, the prompt, the answer, what is shown, and whether it stops.
+        // Format, prompt, answer, released text, and true if it stops.
         let cases: Vec<(AnswerFormat, &str, String, String, bool)> = vec![
             (hermes, "<think>", "x END y</think> z END".into(), "x END y</think> z ".into(), true),
             (hermes, "", " <think>x END</think>zéEND".into(), " <think>x END</think>zé".into(), true),
@@ -331,7 +336,7 @@ mod tests {
             (hermes, "<think>", "x END y".into(), "x END y".into(), false),
             (hermes, "", "<think>EN</think>D".into(), "<think>EN</think>D".into(), false),
             (hermes, "", "ENx END ".into(), "ENx ".into(), true),
-            // A stop before an aside ends the text, however the text comes.
+            // A stop string before an aside ends the text, whatever the pieces.
             (hermes, "", format!("x END{call}"), "x ".into(), true),
             (hermes, "", format!("{call}EN{call}D END"), format!("{call}EN{call}D "), true),
             (

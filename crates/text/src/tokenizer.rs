@@ -1,4 +1,4 @@
-//! Text to token ids and back.
+//! Conversion of text to token ids and back.
 
 use crate::bpe::BytePairs;
 use crate::fill_in_middle::{DeclaredGap, FillInMiddle};
@@ -12,11 +12,11 @@ use crate::vocabulary::{Kind, Vocabulary};
 use crate::word_piece::WordPiece;
 use crate::{Error, Result};
 
-/// The most bytes of text that are encoded in one go. All offsets within fit 32 bits with room for escapes.
+/// Most bytes of text for one encoding, so that all offsets fit in 32 bits, even after escaping.
 const MAX_TEXT: usize = 1 << 30;
 
-/// Tokens that end an answer by their text, whatever the file declares: files that declare only one of several
-/// are common, and a chat that runs on past its end is the result.
+/// Texts of tokens that end an answer, whatever the file declares. Many files declare only one of
+/// several, and then chats would run on.
 pub(crate) const END_TOKENS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -36,10 +36,11 @@ pub(crate) const END_TOKENS: &[&str] = &[
     "<｜end▁of▁sentence｜>",
 ];
 
-/// The same, but only where they are control tokens: in some vocabularies `</s>` is the end of struck-out HTML.
+/// Texts of further such tokens, but only for control tokens: in some vocabularies `</s>` is the
+/// end of struck-out HTML.
 const END_CONTROLS: &[&str] = &["</s>", "<eos>", "[EOS]"];
 
-/// How text becomes tokens.
+/// The algorithm that converts text to tokens.
 pub(crate) enum Encoder {
     BytePairs(BytePairs),
     SentencePiece(SentencePiece),
@@ -50,22 +51,22 @@ pub(crate) enum Encoder {
     HuggingFace(Box<HuggingFace>),
 }
 
-/// What a file declares beside its tokens.
+/// A file's declarations beside its tokens.
 #[derive(Default)]
 pub(crate) struct Declared {
     pub(crate) bos: Option<u32>,
     pub(crate) eos: Option<u32>,
     /// Other tokens declared to end an answer.
     pub(crate) ends: Vec<u32>,
-    /// Put before a text by `encode_with_bos`.
+    /// Tokens that `encode_with_bos` puts before a text.
     pub(crate) prefix: Vec<u32>,
-    /// Put after it by `encode_with_bos`.
+    /// Tokens that `encode_with_bos` puts after a text.
     pub(crate) suffix: Vec<u32>,
-    /// Whether the first token's text begins with a space that the text did not have.
+    /// True if the first token's text begins with a space that the text did not have.
     pub(crate) leading_space: bool,
-    /// Tokens that swallow the spaces before them.
+    /// Tokens that absorb the spaces before them.
     pub(crate) strips_left: Vec<u32>,
-    /// Tokens that swallow the spaces after them.
+    /// Tokens that absorb the spaces after them.
     pub(crate) strips_right: Vec<u32>,
     /// Tokens around a gap to be filled.
     pub(crate) gap: DeclaredGap,
@@ -73,13 +74,14 @@ pub(crate) struct Declared {
     pub(crate) chat_templates: Vec<(String, String)>,
 }
 
-/// A vocabulary with the rules by which text becomes its tokens. Immutable once built, so shared freely.
+/// A vocabulary with the algorithm that converts text to its tokens. Immutable, so it can be shared
+/// between threads.
 pub struct Tokenizer {
     vocabulary: Vocabulary,
     encoder: Encoder,
     special_index: SpecialIndex,
     declared: Declared,
-    /// Ascending.
+    /// Tokens that end an answer, in ascending order.
     ends: Vec<u32>,
     fill_in_middle: Option<FillInMiddle>,
 }
@@ -90,14 +92,16 @@ impl Tokenizer {
         ends.extend(END_TOKENS.iter().flat_map(|text| vocabulary.ids(text)));
         let controls = END_CONTROLS.iter().flat_map(|text| vocabulary.ids(text));
         ends.extend(controls.filter(|&id| vocabulary.kind(id) == Kind::Control));
-        // Where <|return|> and <|call|> end an answer, <|end|> only ends one message of it.
+        // In vocabularies with <|return|> and <|call|>, which end an answer, <|end|> only ends one
+        // message.
         if ["<|return|>", "<|call|>"].iter().all(|text| vocabulary.id(text).is_some()) {
             ends.retain(|&id| vocabulary.text(id) != "<|end|>" || declared.eos == Some(id));
         }
         ends.sort_unstable();
         ends.dedup();
         for &id in &ends {
-            // A token that ends an answer is not part of its text, even where the file calls it normal.
+            // A token that ends an answer is not part of its text, even if the file calls it
+            // normal.
             vocabulary.set_kind(id, Kind::Control);
         }
         let fill_in_middle = FillInMiddle::find(&vocabulary, declared.gap);
@@ -107,14 +111,15 @@ impl Tokenizer {
         Tokenizer { vocabulary, encoder, special_index, declared, ends, fill_in_middle }
     }
 
-    /// Compile the patterns that split text into words, which the first text would otherwise wait for.
+    /// Compiles the patterns that split text into words, so that the first text need not wait for
+    /// it.
     pub fn prepare(&self) {
         if let Encoder::BytePairs(encoder) = &self.encoder {
             encoder.prepare();
         }
     }
 
-    /// The tokens of a text, with nothing put before or after it.
+    /// Tokenises a text without tokens before or after it.
     ///
     /// # Errors
     /// The text is longer than 1 GiB.
@@ -124,8 +129,8 @@ impl Tokenizer {
         Ok(out)
     }
 
-    /// The tokens of a text as the model was trained to see a text begin: with BOS where it wants one, also if the
-    /// text begins with its own, with `[CLS]` and `[SEP]` around it for BERT, with EOS after it for T5.
+    /// Tokenises a text with the tokens that the model expects around it: BOS if it uses one, even
+    /// if the text begins with its own; `[CLS]` and `[SEP]` for BERT; EOS for T5.
     ///
     /// # Errors
     /// The text is longer than 1 GiB.
@@ -165,9 +170,9 @@ impl Tokenizer {
         refused.map_or(Ok(()), Err)
     }
 
-    /// The text of tokens, taken as a whole text: the space that some vocabularies put before the first word is
-    /// taken off again. Bytes that are no UTF-8 become U+FFFD. A text that is continued is decoded by a
-    /// [`Detokenizer`](crate::Detokenizer).
+    /// Decodes tokens as a whole text, without the space that some vocabularies put before the
+    /// first word. Bytes that are not UTF-8 become U+FFFD. Use a
+    /// [`Detokenizer`](crate::Detokenizer) for a text that is continued.
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> String {
         let mut bytes = Vec::with_capacity(tokens.len() * 4);
         for &id in tokens {
@@ -186,34 +191,35 @@ impl Tokenizer {
         String::from_utf8_lossy(text).into_owned()
     }
 
-    /// The bytes a token stands for: often a part of a character only. Those of a special token are its text; an id
-    /// out of range has none.
+    /// The bytes of a token, often only a part of a character. A special token's bytes are its
+    /// text; an id out of range has none.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.vocabulary.bytes(id)
     }
 
-    /// A token as a person would want to see it: its bytes as text, U+FFFD where they are none.
+    /// A token as text for people, with U+FFFD for bytes that are not UTF-8.
     pub fn token_text(&self, id: u32) -> String {
         String::from_utf8_lossy(self.vocabulary.bytes(id)).into_owned()
     }
 
-    /// The token of exactly this text, spelled as the vocabulary spells it (`Ġthe`, `▁the`, `<|im_end|>`).
+    /// The token of exactly this text, spelled as the vocabulary spells it (`Ġthe`, `▁the`,
+    /// `<|im_end|>`).
     pub fn token_id(&self, text: &str) -> Option<u32> {
         self.vocabulary.id(text)
     }
 
-    /// Whether a token is a mark (control or unknown) and no text.
+    /// Returns true if a token is special (control or unknown), not text.
     pub fn is_special(&self, id: u32) -> bool {
         self.vocabulary.kind(id).is_special()
     }
 
-    /// Whether a token ends an answer: what the file declares as EOS, end of turn or end of message, and the control
-    /// tokens known to mean the same.
+    /// Returns true if a token ends an answer: a declared EOS, end of turn or end of message, or a
+    /// control token known to mean the same.
     pub fn is_end(&self, id: u32) -> bool {
         self.ends.binary_search(&id).is_ok()
     }
 
-    /// All tokens that end an answer, ascending.
+    /// All tokens that end an answer, in ascending order.
     pub fn ends(&self) -> &[u32] {
         &self.ends
     }
@@ -228,13 +234,13 @@ impl Tokenizer {
         &self.declared.prefix
     }
 
-    /// The token that begins a text, if the file declares one. Whether texts get it is [`Tokenizer::encode_with_bos`]'s
-    /// business.
+    /// The BOS token, if the file declares one. [`Tokenizer::encode_with_bos`] decides whether
+    /// texts get it.
     pub fn bos(&self) -> Option<u32> {
         self.declared.bos
     }
 
-    /// The token that ends a text, if the file declares one.
+    /// The EOS token, if the file declares one.
     pub fn eos(&self) -> Option<u32> {
         self.declared.eos
     }
@@ -244,7 +250,8 @@ impl Tokenizer {
         self.vocabulary.len()
     }
 
-    /// Number of tokens whose text an earlier one has. No text becomes them, and they decode as the others do.
+    /// Number of tokens whose text an earlier token has. Encoding never produces them; they decode
+    /// like the earlier ones.
     pub fn n_repeated(&self) -> usize {
         self.vocabulary.n_repeated()
     }
@@ -254,14 +261,15 @@ impl Tokenizer {
         self.vocabulary.longest()
     }
 
-    /// The most bytes of text that `n_tokens` tokens stand for. Where texts are normalised before they are split, a byte of a token may
-    /// have been several; white space that is dropped altogether does not count.
+    /// Most bytes of text that `n_tokens` tokens stand for. If texts are normalised first, several
+    /// bytes may become one byte of a token. White space that is dropped does not count.
     pub fn most_bytes(&self, n_tokens: usize) -> usize {
         let (least, factor) = match &self.encoder {
             Encoder::BytePairs(_) | Encoder::SentencePiece(_) | Encoder::Rwkv(_) | Encoder::Plamo2(_) => {
                 (1, 1)
             }
-            // Compatibility forms of three bytes become one; a word that is not known is one token, however long.
+            // A compatibility form of three bytes becomes one byte, and an unknown word of any
+            // length becomes one token.
             Encoder::WordPiece(_) | Encoder::Unigram(_) | Encoder::HuggingFace(_) => (32, 4),
         };
         n_tokens.saturating_mul(self.longest_token().max(least)).saturating_mul(factor)
@@ -272,7 +280,7 @@ impl Tokenizer {
         self.chat_template_named("").or_else(|| self.chat_template_named("default"))
     }
 
-    /// A chat template by its name (`tool_use`, `rag`); the empty name is the default's.
+    /// A chat template by its name (`tool_use`, `rag`); the default template has the empty name.
     pub fn chat_template_named(&self, name: &str) -> Option<&str> {
         self.declared.chat_templates.iter().find(|(n, _)| n == name).map(|(_, source)| source.as_str())
     }

@@ -1,5 +1,5 @@
-//! Unigram (Kudo 2018) as T5 and XLM-RoBERTa use it through SentencePiece: text is normalised, and of all ways to
-//! spell it the one with the best sum of scores is taken. Scores are log-probabilities.
+//! Unigram (Kudo 2018) as in T5 and XLM-RoBERTa through SentencePiece. Text is normalised, and of
+//! all spellings the one with the highest sum of scores is used. Scores are log-probabilities.
 
 use crate::charsmap::CharsMap;
 use crate::prefixes::{By, Prefixes};
@@ -8,42 +8,42 @@ use crate::{Error, Result};
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const SCORES: &str = "tokenizer.ggml.scores";
-/// An unknown character costs as much as the least likely token and this. (SentencePiece's `kUnkPenalty`.)
+/// Penalty of an unknown character, below the least likely token. (SentencePiece's `kUnkPenalty`.)
 const UNKNOWN_PENALTY: f32 = 10.0;
 
-/// The most bytes of a normalised text. Each takes 16 bytes of memory while the best spelling is looked for.
+/// Most bytes of a normalised text. Each needs 16 bytes of memory during the search.
 const MAX_TEXT: usize = 1 << 28;
 
-/// How a text is normalised.
+/// Normalisation of a text.
 pub(crate) struct Normalization {
     pub(crate) charsmap: Option<CharsMap>,
-    /// A space comes before the first word.
+    /// True if a space is put before the first word.
     pub(crate) space_prefix: bool,
-    /// Runs of spaces become one; spaces at the ends go.
+    /// True if runs of spaces become one, and spaces at the ends are dropped.
     pub(crate) merge_spaces: bool,
 }
 
-/// The encoding side of a Unigram vocabulary.
+/// The encoder of a Unigram vocabulary.
 pub(crate) struct Unigram {
     prefixes: Prefixes,
-    /// 0 for user-defined tokens, so that they win over their parts.
+    /// Score of each token; 0 for user-defined tokens, so that they win over their parts.
     scores: Vec<f32>, // (n_tokens)
     unknown: u32,
     unknown_score: f64,
     normalization: Normalization,
 }
 
-/// The best way to spell the text up to some byte.
+/// The best spelling of the text up to a byte.
 #[derive(Clone, Copy)]
 struct Best {
     score: f64,
-    /// The last token, and where it begins.
+    /// The last token, and the position of its start.
     token: u32,
     start: u32,
 }
 
 impl Unigram {
-    /// From the scores of all tokens.
+    /// Makes an encoder from the scores of all tokens.
     ///
     /// # Errors
     /// A score is NaN, or a token is too long.
@@ -70,13 +70,14 @@ impl Unigram {
         Ok(Unigram { prefixes, scores, unknown, unknown_score, normalization })
     }
 
-    /// Append the tokens of a text without specials in it. Neighbouring unknown characters are one unknown token.
+    /// Appends the tokens of a text without special tokens. Adjacent unknown characters become one
+    /// unknown token.
     ///
     /// # Errors
-    /// The text is longer than 256 MiB once normalised.
+    /// The text is longer than 256 MiB after normalisation.
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<u32>) -> Result<()> {
         let text = self.normalization.apply(text)?;
-        // Sums are taken in f64, so that a long text is spelled as its parts are.
+        // Sums are f64, so that a long text is spelled as its parts are.
         let none = Best { score: f64::NEG_INFINITY, token: self.unknown, start: 0 };
         let mut best = vec![none; text.len() + 1];
         if let Some(first) = best.first_mut() {
@@ -140,7 +141,7 @@ impl Normalization {
                 (in_word, is_first) = (true, false);
                 out.push(c);
             }
-            // Checked as it grows: a file may replace a character by any text.
+            // Checked as it grows, since a file may replace a character by any text.
             if out.len() > MAX_TEXT {
                 return Err(Error::TooLong { what: "the normalised text", len: out.len(), limit: MAX_TEXT });
             }
@@ -150,10 +151,10 @@ impl Normalization {
     }
 }
 
-/// One score for each token. Those of tokens beyond the end of a list that is too short are the lowest of it.
+/// One score for each token. If the list is too short, the rest get its lowest score.
 ///
 /// # Errors
-/// One is NaN.
+/// A score is NaN.
 pub(crate) fn score_each(vocabulary: &Vocabulary, mut scores: Vec<f32>) -> Result<Vec<f32>> {
     if let Some(at) = scores.iter().position(|score| score.is_nan()) {
         return Err(Error::Malformed {

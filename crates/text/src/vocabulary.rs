@@ -1,26 +1,27 @@
-//! The tokens: their text as the file writes it, the bytes they stand for, their kinds, and text → id.
+//! The tokens of a vocabulary: their text in the file, their bytes and kinds, and a map from text
+//! to id.
 
 use hashbrown::hash_table::Entry;
 use hashbrown::{HashMap, HashTable};
 use std::hash::BuildHasher;
 use weights::{Array, Bytes};
 
-use crate::{Error, Result, byte_level, rwkv};
+use crate::{Error, Result, byte_level, escapes};
 
 /// SentencePiece's mark for a space, U+2581.
 pub(crate) const SPACE_MARK: &str = "\u{2581}";
 const SPACE_MARK_CHAR: char = '\u{2581}';
 
-/// What a token is, as `tokenizer.ggml.token_type` says.
+/// The kind of a token, as in `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Text.
     Normal,
-    /// What text becomes that the vocabulary cannot spell.
+    /// Stands for text that the vocabulary cannot spell.
     Unknown,
     /// A special token, which is not text: `<|im_start|>`.
     Control,
-    /// Text that is always this one token, wherever it stands.
+    /// Text that always becomes this one token.
     UserDefined,
     /// An unused id.
     Unused,
@@ -29,7 +30,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// From the numbers that GGUF uses. 0 is "undefined"; it and numbers without a meaning are taken as normal.
+    /// Converts GGUF's numbers. 0 is "undefined"; it and unknown numbers count as normal.
     pub(crate) fn from_gguf(n: i64) -> Kind {
         match n {
             2 => Kind::Unknown,
@@ -41,7 +42,7 @@ impl Kind {
         }
     }
 
-    /// The number that GGUF uses.
+    /// GGUF's number of the kind.
     pub(crate) fn to_gguf(self) -> i64 {
         match self {
             Kind::Normal => 1,
@@ -53,48 +54,50 @@ impl Kind {
         }
     }
 
-    /// Whether the token's text must not be written out where specials are skipped.
+    /// Returns true if the token's text is not written when special tokens are skipped.
     pub(crate) fn is_special(self) -> bool {
         matches!(self, Kind::Control | Kind::Unknown)
     }
 }
 
-/// How a normal token's text is turned into the bytes it stands for.
+/// Conversion of a normal token's text to its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Spelling {
     /// GPT-2's byte alphabet.
     ByteLevel,
     /// SentencePiece: U+2581 is a space, a byte token is its byte.
     SpaceMark,
-    /// WordPiece as BERT's own files write it: `##ing` continues a word, `the` begins one.
+    /// WordPiece in BERT's own files: `##ing` continues a word, `the` begins one.
     Hashes,
-    /// Words that end in a suffix such as `</w>`, which stands for a space after them.
+    /// Words that end in a suffix such as `</w>`, which stands for a space.
     WordEnd,
     /// RWKV: bytes with backslash escapes.
     Escaped,
-    /// As it stands.
+    /// The text itself.
     Plain,
 }
 
-/// All tokens of a vocabulary. Texts stay where they lie in the file.
+/// All tokens of a vocabulary. Texts stay in the mapped file.
 ///
-/// Published vocabularies hold some texts twice. The first token of a text is what text becomes; every one of them decodes
-/// to it.
+/// Published vocabularies have some texts twice. Encoding produces the first token of a text; all
+/// of them decode to it.
 pub(crate) struct Vocabulary {
-    /// What `texts` points into.
+    /// Bytes that `texts` points into.
     text_bytes: Bytes,
-    /// Offset and length of each token's text, checked to lie within.
+    /// Offset and length of each token's text, checked to be within `text_bytes`.
     texts: Vec<(u32, u32)>, // (n_tokens)
-    /// The bytes of all tokens, one after the other.
+    /// Bytes of all tokens, concatenated.
     spelled: Vec<u8>,
-    /// Where each token's bytes end in `spelled`.
+    /// End of each token's bytes in `spelled`.
     ends: Vec<u32>, // (n_tokens)
     kinds: Vec<Kind>, // (n_tokens)
-    /// Ids by the hash of their text, of equal texts the first. Seeded at random: a file cannot choose texts that collide.
+    /// Ids by the hash of their text; the first of equal texts. The seed is random, so a file
+    /// cannot choose texts that collide.
     index: HashTable<u32>,
-    /// By the first token of a text that is there again: the first of each other kind, ascending.
+    /// For the first token of a repeated text, the first token of each other kind, in ascending
+    /// order.
     others: HashMap<u32, Vec<u32>, foldhash::fast::RandomState>,
-    /// Tokens whose text an earlier one has.
+    /// Number of tokens whose text an earlier token has.
     n_repeated: usize,
     hasher: foldhash::fast::RandomState,
     /// Bytes of the longest token.
@@ -102,7 +105,7 @@ pub(crate) struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// From the tokens of a file and their kinds (as many).
+    /// Makes a vocabulary from a file's tokens and the kind of each.
     ///
     /// # Errors
     /// `tokens` is not a list of strings, is empty, or has strings outside the file.
@@ -139,7 +142,7 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    /// Check every text, spell it out, and index it.
+    /// Checks and decodes every text, and indexes it.
     fn fill(&mut self, key: &str, spelling: Spelling) -> Result<()> {
         let Vocabulary {
             text_bytes,
@@ -168,7 +171,8 @@ impl Vocabulary {
             let start = spelled.len();
             match std::str::from_utf8(bytes) {
                 Ok(token) => spell(token, kind, spelling, spelled),
-                // Some files write a part of a character as it is. No text becomes it, and it stands for these bytes.
+                // Some files write a part of a character as it is. Encoding never produces it, and
+                // it decodes to these bytes.
                 Err(_) => spelled.extend_from_slice(bytes),
             }
             *longest = (*longest).max(spelled.len() - start);
@@ -178,7 +182,7 @@ impl Vocabulary {
                 limit: u32::MAX as usize,
             })?);
             if bytes.is_empty() {
-                continue; // An unused id: nothing can be looked up by it.
+                continue; // An unused id is not indexed.
             }
             match index.entry(
                 hasher.hash_one(bytes),
@@ -217,30 +221,30 @@ impl Vocabulary {
         self.kinds.get(id as usize).copied().unwrap_or(Kind::Unused)
     }
 
-    /// Ids and kinds, ascending.
+    /// Ids and kinds, in ascending order.
     pub(crate) fn kinds(&self) -> impl Iterator<Item = (u32, Kind)> {
         self.kinds.iter().enumerate().map(|(id, &kind)| (id as u32, kind))
     }
 
-    /// Declare a token to be of another kind.
+    /// Changes a token's kind.
     pub(crate) fn set_kind(&mut self, id: u32, kind: Kind) {
         if let Some(k) = self.kinds.get_mut(id as usize) {
             *k = kind;
         }
     }
 
-    /// The text as the file writes it; empty for an id out of range.
+    /// A token's text in the file; empty for an id out of range.
     pub(crate) fn text(&self, id: u32) -> &str {
         std::str::from_utf8(self.text_bytes(id)).unwrap_or_default()
     }
 
-    /// The same as bytes.
+    /// Like [`Self::text`], as bytes.
     pub(crate) fn text_bytes(&self, id: u32) -> &[u8] {
         let (at, len) = self.texts.get(id as usize).copied().unwrap_or_default();
         self.text_bytes.get(at as usize..at as usize + len as usize).unwrap_or_default()
     }
 
-    /// The bytes it stands for; none for an id out of range.
+    /// The bytes that a token stands for; empty for an id out of range.
     pub(crate) fn bytes(&self, id: u32) -> &[u8] {
         let id = id as usize;
         let Some(&end) = self.ends.get(id) else { return &[] };
@@ -254,7 +258,7 @@ impl Vocabulary {
         self.index.find(hash, |&id| self.text_bytes(id) == text.as_bytes()).copied()
     }
 
-    /// The first token of exactly this text whose kind is wanted.
+    /// The first token of exactly this text and of a wanted kind.
     pub(crate) fn id_of(&self, text: &str, wanted: impl Fn(Kind) -> bool) -> Option<u32> {
         let first = self.id(text)?;
         if wanted(self.kind(first)) {
@@ -263,7 +267,7 @@ impl Vocabulary {
         self.others.get(&first)?.iter().copied().find(|&id| wanted(self.kind(id)))
     }
 
-    /// All tokens of exactly this text, ascending.
+    /// All tokens of exactly this text, in ascending order.
     pub(crate) fn ids<'a>(&'a self, text: &'a str) -> impl Iterator<Item = u32> + 'a {
         let first = self.id(text);
         let is_repeated = first.is_some_and(|first| self.n_repeated > 0 && (first as usize) < self.len());
@@ -271,16 +275,16 @@ impl Vocabulary {
         first.into_iter().chain(behind.filter(move |&id| self.text_bytes(id) == text.as_bytes()))
     }
 
-    /// Tokens whose text an earlier one has.
+    /// Number of tokens whose text an earlier token has.
     pub(crate) fn n_repeated(&self) -> usize {
         self.n_repeated
     }
 }
 
-/// Append the bytes that a token stands for.
+/// Appends the bytes that a token stands for.
 fn spell(text: &str, kind: Kind, spelling: Spelling, out: &mut Vec<u8>) {
     match (kind, spelling) {
-        // Specials and user-defined tokens are the text that they are, whatever the alphabet.
+        // Special and user-defined tokens stand for their text in every alphabet.
         (Kind::Control | Kind::Unknown | Kind::UserDefined, _) => out.extend_from_slice(text.as_bytes()),
         (Kind::Byte, _) => match byte_of(text) {
             Some(byte) => out.push(byte),
@@ -288,9 +292,10 @@ fn spell(text: &str, kind: Kind, spelling: Spelling, out: &mut Vec<u8>) {
         },
         (_, Spelling::Plain) => out.extend_from_slice(text.as_bytes()),
         (_, Spelling::ByteLevel) => byte_level::decode_into(text, out),
-        (_, Spelling::Escaped) => rwkv::unescape_into(text, out),
+        (_, Spelling::Escaped) => escapes::unescape_into(text, out),
         (_, Spelling::SpaceMark) => {
-            let mut parts = text.split(SPACE_MARK_CHAR); // A search for one character is far quicker than for a text.
+            // A search for one character is far quicker than for a text.
+            let mut parts = text.split(SPACE_MARK_CHAR);
             out.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
             for part in parts {
                 out.push(b' ');
@@ -321,7 +326,7 @@ pub(crate) fn byte_of(text: &str) -> Option<u8> {
     two_digits.then(|| u8::from_str_radix(hex, 16).ok()).flatten()
 }
 
-/// A list of strings in memory of our own, for vocabularies that do not come from a mapped file.
+/// A list of strings in owned memory, for vocabularies that are not in a mapped file.
 pub(crate) fn string_array<'a>(strings: impl Iterator<Item = &'a str>) -> Result<Array> {
     let mut bytes = Vec::new();
     let mut spans = Vec::new();
@@ -361,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_tokens_the_first_is_found_and_each_has_its_text() {
+    fn the_first_of_equal_tokens_is_found_and_each_has_its_text() {
         use Kind::*;
         let v = vocabulary(
             &["a", "▁b", "a", "▁b", "a", "c", "a"],
@@ -380,14 +385,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_kept() {
+    fn invalid_utf8_is_kept() {
         let tokens = Array::Str { bytes: Bytes::from_slice(b"a\xF0\x9F"), spans: vec![(0, 1), (1, 2)] };
         let v = Vocabulary::new("tokens", tokens, vec![Kind::Normal; 2], Spelling::ByteLevel).unwrap();
         assert_eq!((v.bytes(1), v.text(1), v.longest()), (&b"\xF0\x9F"[..], "", 2));
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_value() {
         assert!(vocabulary(&[], &[], Spelling::Plain).is_err());
         assert!(vocabulary(&["a"], &[], Spelling::Plain).is_err());
         let outside = Array::Str { bytes: Bytes::from_slice(b"a"), spans: vec![(0, u32::MAX)] };

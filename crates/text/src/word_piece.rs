@@ -1,6 +1,6 @@
-//! WordPiece (Schuster & Nakajima 2012) as BERT uses it: text is cleaned and split into words, and each word is
-//! spelled from the left, always with the longest token. GGUF writes a token that begins a word with U+2581
-//! before it and one that continues a word bare (where BERT's own files write `##`).
+//! WordPiece (Schuster & Nakajima 2012) as in BERT. Text is cleaned and split into words, and each
+//! word is spelled from the left, always with the longest token. GGUF writes U+2581 before tokens
+//! that begin a word, and those that continue one bare; BERT's own files write `##`.
 
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
@@ -11,23 +11,23 @@ use tokenizers::{
 use crate::vocabulary::{SPACE_MARK, Vocabulary};
 use crate::{Error, Result};
 
-/// Longer words are unknown at once, as in BERT's own tokenizer.
+/// Longer words are unknown, as in BERT's own tokenizer.
 const MAX_CHARS_PER_WORD: usize = 100;
 
-/// The encoding side of a WordPiece vocabulary.
+/// The encoder of a WordPiece vocabulary.
 pub(crate) struct WordPiece {
     normalizer: BertNormalizer,
-    /// What a word becomes that tokens cannot spell.
+    /// Token of a word that the others cannot spell.
     unknown: u32,
 }
 
 impl WordPiece {
-    /// `lowercase` and `strip_accents` as the model was trained.
+    /// Makes an encoder, with `lowercase` and `strip_accents` as in training.
     pub(crate) fn new(unknown: u32, lowercase: bool, strip_accents: bool) -> WordPiece {
         WordPiece { normalizer: BertNormalizer::new(true, true, Some(strip_accents), lowercase), unknown }
     }
 
-    /// Append the tokens of a text without specials in it.
+    /// Appends the tokens of a text without special tokens.
     ///
     /// # Errors
     /// The `tokenizers` library refuses the text.
@@ -52,11 +52,11 @@ impl WordPiece {
     }
 }
 
-/// Append the tokens of one word; false if tokens cannot spell it.
+/// Appends the tokens of one word; returns false if tokens cannot spell it.
 fn pieces(vocabulary: &Vocabulary, word: &str, out: &mut Vec<u32>) -> bool {
     let mut rest = word;
     while !rest.is_empty() {
-        // Token texts may be longer than their bytes by the mark.
+        // A token's text may be longer than its bytes by the mark.
         let limit = rest.len().min(vocabulary.longest() + SPACE_MARK.len());
         let longest = (1..=limit).rev().find_map(|len| Some((vocabulary.id(rest.get(..len)?)?, len)));
         let Some((id, len)) = longest else { return false };

@@ -1,4 +1,4 @@
-//! Streaming allocates nothing: the loop that generates must not, whatever tokens come.
+//! Streaming allocates nothing, whatever the tokens, since the generation loop must not allocate.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 use ingle_text::{Detokenizer, ShowSpecial, StopStrings, Stops, Tokenizer};
@@ -12,16 +12,17 @@ thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: every call is handed on to the system's allocator unchanged.
+// SAFETY: each method passes its arguments to `System` unchanged, so `System`'s guarantees hold.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps to the contract of `alloc`.
+        // SAFETY: `layout` is the caller's, who keeps the contract of `GlobalAlloc::alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps to the contract of `dealloc`.
+        // SAFETY: `ptr` came from `System.alloc` with `layout`, by the contract of
+        // `GlobalAlloc::dealloc`.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -54,7 +55,7 @@ fn streaming_allocates_nothing() {
     let before = COUNT.with(Cell::get);
     let mut n_bytes = 0;
     for i in 0..10_000u32 {
-        let id = i.wrapping_mul(2_654_435_761) >> 7 & 7; // Every order of tokens, more or less.
+        let id = i.wrapping_mul(2_654_435_761) >> 7 & 7; // Roughly every order of tokens.
         n_bytes += stops.push(stream.push(&tokenizer, id)).text.len();
     }
     n_bytes += stops.push(stream.finish()).text.len();

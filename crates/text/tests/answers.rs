@@ -1,5 +1,5 @@
-//! Calls of tools, through real templates and through grammars.
-#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+//! Tool calls through real templates and through grammars.
+#![allow(clippy::unwrap_used)] // Helpers of tests may unwrap.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use weights::Array;
 
 use crate::tokenizers::{metadata, strings, text};
 
-/// Every byte, and these marks.
+/// A vocabulary of every byte and these marks.
 fn tokenizer(marks: &[&str]) -> Tokenizer {
     let printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut n_others = 0;
@@ -38,7 +38,8 @@ fn tokenizer(marks: &[&str]) -> Tokenizer {
     .unwrap()
 }
 
-/// Whether a grammar takes all of a text, and then its end; or how many tokens it takes.
+/// Checks that a grammar accepts a whole text and then its end; otherwise returns the number of
+/// accepted tokens.
 fn accepts(tokenizer: &Tokenizer, grammar: &Grammar, text: &str) -> Result<(), usize> {
     let compiler = GrammarCompiler::new(tokenizer, tokenizer.n_tokens()).unwrap();
     let mut matcher = compiler.compile(grammar).unwrap_or_else(|error| panic!("{error}: {grammar:?}"));
@@ -56,14 +57,15 @@ fn accepts(tokenizer: &Tokenizer, grammar: &Grammar, text: &str) -> Result<(), u
     if matcher.is_over() || words[256 / 32] & 1 == 1 { Ok(()) } else { Err(tokens.len()) }
 }
 
-/// The guard of answers to these tools.
+/// The guard of answers with these tools.
 fn guard(format: &AnswerFormat, tools: &[Value], parallel: bool, tokenizer: &Arc<Tokenizer>) -> CallGuard {
     let compiler = GrammarCompiler::new(tokenizer, tokenizer.n_tokens()).unwrap();
     let held = format.held_calls(tools, tokenizer, |grammar| compiler.compile(grammar));
     format.guard(held, tools, parallel, "", tokenizer).unwrap()
 }
 
-/// Whether a guard takes all of a text, and then its end; or how many tokens it takes.
+/// Checks that a guard accepts a whole text and then its end; otherwise returns the number of
+/// accepted tokens.
 fn admits(guard: &mut CallGuard, tokenizer: &Tokenizer, text: &str) -> Result<(), usize> {
     let tokens = tokenizer.encode(text, Specials::Parse).unwrap();
     for (n, token) in tokens.iter().chain([&256]).enumerate() {
@@ -90,7 +92,7 @@ fn tools() -> Vec<Value> {
     ]
 }
 
-/// Format, evidence, marks that are tokens, one call, two calls, a call that breaks the schema.
+/// Format, evidence, marks that are tokens, one call, two calls, a call that violates the schema.
 type Case = (&'static str, &'static str, &'static [&'static str], &'static str, &'static str, &'static str);
 
 const CASES: [Case; 12] = [
@@ -193,7 +195,7 @@ const CASES: [Case; 12] = [
 ];
 
 #[test]
-fn grammars_take_the_calls_of_their_format_and_no_others() {
+fn grammars_accept_the_calls_of_their_format_and_no_others() {
     for (name, evidence, marks, one, two, wrong) in CASES {
         let (format, tokenizer) = (AnswerFormat::detect(evidence), tokenizer(marks));
         assert_eq!(format.name(), name);
@@ -221,7 +223,7 @@ fn grammars_take_the_calls_of_their_format_and_no_others() {
         if !matches!(name, "llama3" | "harmony") {
             let text = format!("I look.\n{one}");
             assert_eq!(auto(&text), Ok(()), "{name}, auto: {text}");
-            // After a call too, what begins as one is one.
+            // Text after a call may begin another call.
             let text = format!("{text}\nAnd {wrong}");
             assert!(auto(&text).is_err(), "{name}, auto: {text}");
         }
@@ -266,7 +268,7 @@ fn content_follows_reasoning() {
     assert_eq!(plain.after_reasoning(schema.clone(), "", &tokenizer).unwrap().grammar, schema);
 }
 
-/// A call that is rendered by a real template is read from the template's own text.
+/// A call rendered by a real template is parsed from the template's own text.
 #[test]
 fn calls_go_through_real_templates_and_back() {
     let fixture: Value = serde_json::from_slice(
@@ -340,7 +342,7 @@ fn calls_go_through_real_templates_and_back() {
 }
 
 #[test]
-fn a_tool_without_parameters_takes_no_arguments() {
+fn a_tool_without_parameters_accepts_no_arguments() {
     let (format, tokenizer) = (AnswerFormat::detect("<tool_call>"), tokenizer(&[]));
     let tools = [json!({ "type": "function", "function": { "name": "ping" } })];
     let forced = format.grammar(&tools, CallChoice::Required, true, None, "", &tokenizer).unwrap().grammar;
@@ -370,7 +372,7 @@ fn a_schema_that_cannot_be_enforced_frees_its_own_tool_alone() {
 }
 
 #[test]
-fn guesses_are_taken_back_within_and_before_calls() {
+fn draft_tokens_are_rolled_back_within_and_before_calls() {
     let (format, tokenizer) = (AnswerFormat::detect("<tool_call>"), Arc::new(tokenizer(&[])));
     let mut guard = guard(&format, &tools(), true, &tokenizer);
     let encode = |text: &str| tokenizer.encode(text, Specials::Parse).unwrap();
@@ -378,7 +380,7 @@ fn guesses_are_taken_back_within_and_before_calls() {
         encode(text).into_iter().for_each(|token| guard.accept(token).unwrap());
     };
     accept(&mut guard, "Hi <tool");
-    // Guesses end where a call begins to be held.
+    // Draft tokens end where the enforced part of a call begins.
     let guess = "_call>{\"name\": \"noop\"";
     assert_eq!(guard.n_valid(&encode(guess)), "_call>{\"name\"".len());
     accept(&mut guard, "_call>{");
@@ -388,7 +390,7 @@ fn guesses_are_taken_back_within_and_before_calls() {
     accept(&mut guard, "{\"");
     guard.roll_back(1).unwrap();
     accept(&mut guard, "\"city\": \"P\"}}");
-    // The call is over: what follows is free.
+    // The call is over, so the rest is free.
     assert_eq!(guard.n_valid(&encode("\n</tool_call> x")), 15);
     let mut words = vec![0; tokenizer.n_tokens().div_ceil(32)];
     assert!(!guard.mask(&mut words).unwrap());
@@ -410,9 +412,9 @@ fn a_vocabulary_with_marks_of_reasoning_is_enough_for_it() {
     assert_eq!(read(&format.with_vocabulary(&tokenizer(&["<think>"]))).len(), 1);
 }
 
-/// Whatever a model chooses of what a grammar allows, there is a way on.
+/// Whichever allowed tokens a model chooses, there is a way to continue.
 #[test]
-fn no_choice_leads_where_nothing_follows() {
+fn no_allowed_choice_is_a_dead_end() {
     let mut state = 1_u64;
     let mut roll = |n: usize| {
         state ^= state << 13;
@@ -479,14 +481,14 @@ fn only_known_functions_are_called_after_a_mark_that_names_follow() {
         let auto = |text: &str| admits(&mut guard(&format, &tools(), true, &tokenizer), &tokenizer, text);
         assert_eq!(auto(known), Ok(()), "{known}");
         assert!(auto(unknown).is_err(), "{unknown}");
-        // A mark in prose is followed by text.
+        // Text follows a mark in prose.
         let prose = format!("The mark {} is one.", marks[0]);
         assert_eq!(auto(&prose), Ok(()), "{prose}");
     }
 }
 
 #[test]
-fn a_call_of_gpt_oss_that_must_come_has_its_recipient_on_either_side() {
+fn a_required_call_of_gpt_oss_has_its_recipient_on_either_side() {
     let marks = ["<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"];
     let (format, tokenizer) = (AnswerFormat::detect("<|channel|> <|message|>"), tokenizer(&marks));
     let forced = format.grammar(&tools(), CallChoice::Required, true, None, "", &tokenizer).unwrap().grammar;
@@ -499,7 +501,7 @@ fn a_call_of_gpt_oss_that_must_come_has_its_recipient_on_either_side() {
         assert_eq!(accepts(&tokenizer, &forced, &format!("{header}{{}}")), Ok(()), "{header}");
     }
     assert!(accepts(&tokenizer, &forced, "<|channel|>final<|message|>Hi").is_err());
-    // Where a call may come, one that has begun names a known function.
+    // A call that has begun must name a known function.
     let tokenizer = Arc::new(tokenizer);
     let auto = |text: &str| admits(&mut guard(&format, &tools(), true, &tokenizer), &tokenizer, text);
     for header in ["<|channel|>commentary to=functions.", " to=functions."] {

@@ -1,5 +1,6 @@
-//! The tokenizer of a `.base` file is that of the folder it was made from, whoever wrote the file.
-#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
+//! The tokenizer of a `.base` file equals that of its source folder, whichever program wrote the
+//! file.
+#![allow(clippy::unwrap_used)] // Tests may unwrap.
 use ingle_text::{Specials, Tokenizer};
 use weights::{Array, Metadata, Value};
 
@@ -21,7 +22,7 @@ fn metadata(entries: &[(&str, &str)]) -> Metadata {
 }
 
 #[test]
-fn every_way_of_keeping_the_files_gives_the_same_tokenizer() {
+fn every_way_of_storing_the_files_gives_the_same_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in
         [("tokenizer.json", TOKENIZER), ("tokenizer_config.json", CONFIG), ("chat_template.jinja", TEMPLATE)]
@@ -61,7 +62,7 @@ fn ends_come_from_the_configuration_in_the_metadata() {
         (0..4).filter(|&id| found.eos() == Some(id) || found.ends().contains(&id)).collect::<Vec<u32>>()
     };
     let list = |ids: &[i64]| Value::Array(Array::Int(ids.to_vec()));
-    // Its text says that token 3 ends an answer.
+    // The template's text shows that token 3 ends an answer.
     assert_eq!(ends(&[]), [3]);
     assert_eq!(ends(&[("eos_token_id", Value::Int(1))]), [1, 3]);
     assert_eq!(ends(&[("eos_token_id", list(&[0, 1]))]), [0, 1, 3]);

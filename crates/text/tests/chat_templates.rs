@@ -1,6 +1,6 @@
-//! Chat templates come out as transformers renders them, to the byte. The fixture was made by
+//! Chat templates are rendered byte for byte as by transformers. The fixture was made by
 //! `fixtures/chat_templates/make_chat_templates.py`.
-#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+#![allow(clippy::unwrap_used)] // Helpers of tests may unwrap.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -22,15 +22,15 @@ fn now() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_721_997_240)
 }
 
-/// Whether an answer is the one expected, and if not, both.
+/// Compares a result with the expected one; an error shows both.
 fn compare(got: Result<String, Error>, expected: &Value) -> Result<(), String> {
     let (text, refused) = (expected["text"].as_str(), expected["refused"].as_str());
     match (&got, text, refused) {
         (Ok(got), Some(text), _) if got == text => Ok(()),
         (Err(Error::TemplateRefused(got)), _, Some(refused)) if got == refused => Ok(()),
-        // What Python calls the mistake is its own business; that it is one is ours too.
+        // Only the fact that Python fails is compared, not its message.
         (Err(Error::Template(_)), None, None) => Ok(()),
-        // The one mistake that is known to be forgiven here.
+        // The one known error of Jinja2 that is accepted here.
         (Ok(_), None, None) if expected["failed"] == "'NoneType' object is not iterable" => Ok(()),
         _ => Err(format!(
             "got      {got:?}\nexpected {:?} {:?}",
@@ -117,12 +117,12 @@ fn hostile_templates_are_errors() {
     let nested = format!("{}1{}", "[".repeat(5000), "]".repeat(5000));
     assert!(render(&format!("{{{{ {nested} }}}}"), &[], None).is_err());
     assert!(ChatTemplate::new(&"x".repeat(2 << 20)).is_err());
-    // A list within a list within a list …, made while rendering.
+    // A list within a list and so on, made while rendering.
     let deep = "{% set ns = namespace(x=[]) %}{% for i in range(300) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}";
     assert!(render(deep, &[], None).is_err());
 }
 
-/// Sources that cost a process its memory, its stack or minutes unless something stops them. The fuzz target `template`
+/// Sources that exhaust memory, stack or time unless limits stop them. The fuzz target `template`
 /// starts from them too.
 fn bombs() -> Vec<(String, String)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/template/bombs.txt");
@@ -136,7 +136,7 @@ fn bombs() -> Vec<(String, String)> {
         .collect()
 }
 
-/// `«3×ab»` as ababab.
+/// Expands `«3×ab»` to ababab.
 fn repeated(source: &str) -> String {
     let mut out = String::new();
     for piece in source.split('»') {
@@ -148,14 +148,14 @@ fn repeated(source: &str) -> String {
     out
 }
 
-/// The most memory that this process has had, in bytes, where the system says so.
+/// Peak memory of this process in bytes, if the system reports it.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
-/// Each in a process of its own, so that the peak of memory is its own and a crash is seen.
+/// Each runs in a process of its own, which measures its peak memory and shows crashes.
 #[test]
 fn no_operation_of_a_template_is_unbounded() {
     const NAME: &str = "INGLE_TEST_BOMB";
@@ -166,7 +166,7 @@ fn no_operation_of_a_template_is_unbounded() {
         let started = std::time::Instant::now();
         let got = render(&source, &messages, None);
         let (took, got) = (started.elapsed(), got.map(|text| text.len()));
-        // Most are stopped; some do less than they seem to.
+        // Most are stopped; some do less work than they seem to.
         assert!(if wanted.ends_with("(ends)") { got.is_ok() } else { got.is_err() }, "BOMB {got:?}");
         assert!(took < Duration::from_secs(60), "BOMB took {took:?}");
         let peak = peak_memory().unwrap_or(0).saturating_sub(before);
@@ -214,10 +214,11 @@ fn a_limit_says_what_it_is() {
     }
     let long = format!("{{{{ {}1 }}}}", "1 - ".repeat(600));
     let got = render(&long, &[], None).unwrap_err().to_string();
-    assert!(got.contains("line 1: more than 500 operators within each other"), "{got}");
+    assert!(got.contains("line 1: more than 500 nested operators"), "{got}");
 }
 
-/// A template that makes its text longer with every message does so in squares of the length; long conversations may.
+/// A template that copies its text with every message takes time quadratic in the length; long
+/// conversations are accepted.
 #[test]
 fn a_long_conversation_renders() {
     let messages = vec![serde_json::json!({"role": "user", "content": "x".repeat(400)}); 1000];
@@ -299,7 +300,7 @@ fn a_template_is_compiled_once_and_shared_between_threads() {
 }
 
 proptest! {
-    /// Pieces of real templates in any order: most are no templates, many are odd ones.
+    /// Pieces of real templates in random order: most are not valid, and many are unusual.
     #[test]
     fn no_template_makes_it_panic(cuts in prop::collection::vec((any::<Index>(), any::<Index>(), 1usize..60), 1..12)) {
         static SOURCES: OnceLock<Vec<Vec<char>>> = OnceLock::new();

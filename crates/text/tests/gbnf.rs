@@ -1,11 +1,11 @@
-//! GBNF: which texts a grammar takes, byte by byte, and what is said of one that is wrong.
-#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+//! GBNF: the texts that a grammar accepts, byte by byte, and the errors of invalid grammars.
+#![allow(clippy::unwrap_used)] // Helpers of tests may unwrap.
 
 use ingle_text::{Grammar, GrammarCompiler, Tokenizer};
 
 use crate::grammar::{compiler, tokenizer};
 
-/// Whether the text is complete in the grammar, and how many of its bytes may be written.
+/// Returns true if the text is complete in the grammar, with the number of bytes that it accepts.
 fn takes(tokenizer: &Tokenizer, compiler: &GrammarCompiler, grammar: &str, text: &str) -> (bool, usize) {
     let mut matcher = compiler.compile(&Grammar::Gbnf(grammar.into())).unwrap();
     for (at, c) in text.char_indices() {
@@ -31,7 +31,7 @@ number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
 ws ::= | " " | "\n" [ \t]{0,20}"##;
 
 #[test]
-fn grammars_take_their_texts_and_no_others() {
+fn grammars_accept_their_texts_and_no_others() {
     let tokenizer = tokenizer();
     let compiler = compiler(&tokenizer);
     for (grammar, good, bad) in [
@@ -41,16 +41,16 @@ fn grammars_take_their_texts_and_no_others() {
             &["{}", r#"{"a":[1,-2.5e3,"x\n",{"b":null}],"c":true}"#],
             &["[]", "{a}", r#"{"a":01}"#, r#"{"a":tru}"#],
         ),
-        // A lexer that takes the longest text would never give back the last letter.
+        // A longest-match lexer would never return the last letter.
         ("root ::= \"(\" root \")\" | [a-z]* \"z\"", &["z", "zz", "(abz)", "((z))"], &["zA", "(z", "(za)"]),
-        // The word `ab` begins with the letter that may stand before a `b`.
+        // The word `ab` begins with the letter that may precede a `b`.
         (
             "root ::= \"a\" tail | \"ab\" \"c\"\ntail ::= \"b\" tail | \"d\"",
             &["abc", "abd", "ad", "abbd"],
             &["abbc", "ac"],
         ),
         ("root ::= \"x\"{2,3} | \"(\" root \")\"", &["xx", "xxx", "(xx)"], &["xxxx", "x", "(x)"]),
-        // Repetitions of repetitions are one.
+        // Nested repetitions are one.
         ("root ::= b\nb ::= \"x\" (((\"q\"+)*)?)+ b**", &["x", "xqq", "xqxq"], &["", "xp", "qx"]),
         ("root ::= \"a\"?? \"b\"++ \"c\"?+ \"d\"+?", &["b", "abb", "bccdd"], &["aab", "a", "ac"]),
         ("root ::= a a\na ::= \"\" | \"q\" a", &["", "q", "qqq"], &["p"]),
@@ -67,7 +67,7 @@ fn grammars_take_their_texts_and_no_others() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_place() {
+fn errors_name_the_place() {
     let compiler = compiler(&tokenizer());
     for (grammar, expected) in [
         ("root ::= \"a\"\nb = \"c\"", "line 2, column 3"),
@@ -102,7 +102,7 @@ fn a_schema_in_lark_cannot_be_lenient() {
     }
 }
 
-/// Long chains of rules, each of which leads on to the next, end in an error or a matcher, and soon; never the end of the process.
+/// Long chains of rules end in an error or a matcher, quickly, and never crash the process.
 #[test]
 fn hostile_chains_of_rules_end_soon() {
     let compiler = compiler(&tokenizer());

@@ -1,5 +1,5 @@
-//! Masks of grammars, compared with every token tried one by one.
-#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+//! Masks of grammars, compared with trying every token.
+#![allow(clippy::unwrap_used)] // Helpers of tests may unwrap.
 
 use ingle_text::{Grammar, GrammarCompiler, Matcher, Tokenizer};
 use serde_json::json;
@@ -7,7 +7,8 @@ use weights::{Array, Value};
 
 use crate::tokenizers::{metadata, strings, text};
 
-/// All bytes but the space, some words of several letters, marks; one of them ends an answer. Rows of padding behind them.
+/// All bytes except the space, some words of several letters, and control tokens, one of which ends
+/// an answer. Rows of padding follow.
 pub(crate) fn tokenizer() -> Tokenizer {
     let bytes = (b'!'..=b'~').map(|byte| (byte as char).to_string());
     let words = [
@@ -41,7 +42,8 @@ fn allowed(matcher: &mut Matcher, n_vocab: usize) -> Vec<u32> {
     (0..n_vocab as u32).filter(|t| words[*t as usize / 32] >> (t % 32) & 1 == 1).collect()
 }
 
-/// At each place of each choice, a token may follow where a choice goes on with its bytes, and an end where one is complete.
+/// At each position of each choice, a token is allowed if a choice continues with its bytes. An end
+/// token is allowed if a choice is complete.
 #[test]
 fn masks_of_choices_are_those_of_every_token_tried() {
     let tokenizer = tokenizer();
@@ -68,7 +70,7 @@ fn masks_of_choices_are_those_of_every_token_tried() {
             assert_eq!(matcher.n_valid(&[id]), 1);
             let mut next = matcher.clone();
             next.accept(id).unwrap();
-            // Going back and going on is the same.
+            // Rolling back and continuing gives the same result.
             matcher.accept(id).unwrap();
             matcher.roll_back(1).unwrap();
             open.push((next, format!("{so_far}{}", String::from_utf8_lossy(tokenizer.token_bytes(id)))));
@@ -78,7 +80,7 @@ fn masks_of_choices_are_those_of_every_token_tried() {
 }
 
 #[test]
-fn what_cannot_be_compiled_is_an_error() {
+fn invalid_grammars_are_errors() {
     let compiler = compiler(&tokenizer());
     for grammar in [
         Grammar::JsonSchema(json!({ "type": "nonsense" })),
@@ -110,22 +112,23 @@ fn white_space_in_json_ends() {
     assert!(allowed(&mut matcher, tokenizer.n_tokens()).iter().all(|id| tokenizer.is_end(*id)));
 }
 
-/// A schema may not ask for less than it says.
+/// A schema must not weaken its own enforcement.
 #[test]
-fn a_schema_cannot_ask_for_its_keys_to_be_ignored() {
+fn a_schema_cannot_weaken_its_enforcement() {
     let compiler = compiler(&tokenizer());
     for option in ["lenient", "coerce_one_of"] {
         let schema = json!({ "type": "object", "x-guidance": { option: true } });
         let error = compiler.compile(&Grammar::JsonSchema(schema)).err().unwrap().to_string();
         assert!(error.contains("x-guidance") && error.contains(option), "{error}");
     }
-    // Options that only say how JSON is written stay allowed.
+    // Options about the form of JSON stay allowed.
     let schema =
         json!({ "type": "object", "x-guidance": { "lenient": false, "whitespace_flexible": false } });
     assert!(compiler.compile(&Grammar::JsonSchema(schema)).is_ok());
 }
 
-/// Grammars of strangers: an error, or a matcher whose first mask stays within the limits; never the end of the process.
+/// Untrusted grammars give an error, or a matcher whose first mask is within the limits, and never
+/// crash the process.
 #[test]
 fn hostile_grammars_end_within_limits() {
     let tokenizer = tokenizer();
@@ -136,7 +139,7 @@ fn hostile_grammars_end_within_limits() {
     for deep in [parentheses, arrays] {
         assert!(compiler.compile(&Grammar::Lark(deep)).is_err());
     }
-    // As deep as JSON may be that arrives over HTTP.
+    // The deepest JSON that HTTP requests may have.
     let deep =
         (0..120).fold(json!({ "type": "string" }), |items, _| json!({ "type": "array", "items": items }));
     for large in [
@@ -152,7 +155,7 @@ fn hostile_grammars_end_within_limits() {
 }
 
 #[test]
-fn what_the_vocabulary_cannot_spell_has_no_token() {
+fn text_that_the_vocabulary_cannot_spell_has_no_token() {
     let tokenizer = tokenizer();
     let n_vocab = tokenizer.n_tokens() + N_PADDING;
     // No token has the bytes of é.
@@ -163,7 +166,7 @@ fn what_the_vocabulary_cannot_spell_has_no_token() {
 }
 
 #[test]
-fn a_structural_tag_holds_what_follows_its_trigger() {
+fn a_structural_tag_enforces_the_text_after_its_trigger() {
     let tokenizer = tokenizer();
     let tag = json!({
         "triggers": ["<f="],

@@ -1,5 +1,5 @@
-//! tokenizer.json in its common shapes, the files beside it, and what is wrong with a broken one.
-#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+//! tokenizer.json in its common forms, the files beside it, and errors of broken ones.
+#![allow(clippy::unwrap_used)] // Helpers of tests may unwrap.
 
 use ingle_text::{Error, GgufTokenizer, Specials, Tokenizer, gguf_from_base, gguf_from_folder};
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ fn added(id: u32, content: &str, special: bool) -> Value {
            "special": special})
 }
 
-/// GPT-2's shape.
+/// GPT-2's form.
 fn byte_level() -> Value {
     json!({
         "version": "1.0",
@@ -31,7 +31,7 @@ fn byte_level() -> Value {
     })
 }
 
-/// Gemma's shape.
+/// Gemma's form.
 fn byte_fallback() -> Value {
     json!({
         "version": "1.0",
@@ -53,7 +53,7 @@ fn byte_fallback() -> Value {
     })
 }
 
-/// BERT's shape.
+/// BERT's form.
 fn word_piece() -> Value {
     json!({
         "version": "1.0",
@@ -67,7 +67,7 @@ fn word_piece() -> Value {
     })
 }
 
-/// ALBERT's shape, without the compiled character map.
+/// ALBERT's form, without the compiled character map.
 fn unigram() -> Value {
     json!({
         "version": "1.0",
@@ -90,7 +90,8 @@ fn byte_level_without_dropout_truncation_and_padding() {
     let t = load(&byte_level()).unwrap();
     assert_eq!(t.encode("ab ab é", Specials::Parse).unwrap(), [8, 9, 3, 4, 5]);
     assert_eq!(t.encode("<|endoftext|>a<tool>", Specials::Parse).unwrap(), [0, 1, 11]);
-    // Letters without a token are left out; the text is no token in any case, but the tool mark still is one.
+    // Letters without a token are dropped. The end mark is not parsed as text, but the tool mark is
+    // a token in either mode.
     assert_eq!(t.encode("<|endoftext|>a<tool>", Specials::Literal).unwrap(), [6, 10, 10, 7, 1, 11]);
     assert_eq!(t.decode(&[8, 9, 3, 4, 5, 0, 11], false), "ab ab é<|endoftext|><tool>");
     assert_eq!(t.decode(&[8, 0, 11], true), "ab<tool>");
@@ -120,7 +121,7 @@ fn word_piece_and_unigram() {
 }
 
 #[test]
-fn the_files_beside_it_say_how_it_is_used() {
+fn the_files_beside_it_have_its_settings() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, json: Value| std::fs::write(dir.path().join(name), json.to_string()).unwrap();
     assert!(Tokenizer::from_folder(dir.path()).unwrap().is_none());
@@ -142,7 +143,7 @@ fn the_files_beside_it_say_how_it_is_used() {
     let t = Tokenizer::from_folder(dir.path()).unwrap().unwrap();
     assert_eq!((t.chat_template(), t.chat_template_named("tool_use")), (Some("J"), Some("T")));
 
-    // What no token has is as if it were not there.
+    // Ids without a token are ignored.
     write("generation_config.json", json!({"eos_token_id": [10, 9, -1]}));
     assert_eq!(Tokenizer::from_folder(dir.path()).unwrap().unwrap().ends(), [2, 9]);
     std::fs::write(dir.path().join("tokenizer.json"), "{").unwrap();
@@ -150,7 +151,7 @@ fn the_files_beside_it_say_how_it_is_used() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_name_the_cause() {
     let check = |mut json: Value, pointer: &str, value: Value, parts: &[&str]| {
         *json.pointer_mut(pointer).unwrap() = value;
         let got = load(&json).unwrap_err().to_string();
@@ -189,7 +190,8 @@ fn what_is_wrong_is_said() {
     assert!(Tokenizer::from_json(byte_level().to_string().as_bytes(), Some(b"nonsense")).is_err());
 }
 
-/// GGUF's keys for a tokenizer.json with a tokenizer_config.json beside it, as a `.base` file keeps them.
+/// GGUF's keys for a tokenizer.json with a tokenizer_config.json beside it, as stored in a `.base`
+/// file.
 fn export(json: &Value, config: &Value, n_vocab: usize) -> Result<GgufTokenizer, Error> {
     let mut kept = Metadata::default();
     for (name, file) in [("tokenizer.json", json), ("tokenizer_config.json", config)] {
@@ -208,7 +210,7 @@ fn all_bytes(mut json: Value) -> Value {
     json
 }
 
-/// The documents whose kinds GGUF knows, each with how it is used.
+/// Documents of the kinds that GGUF has, each with its configuration.
 fn for_gguf() -> Vec<(&'static str, Value, Value)> {
     let with = |mut json: Value, changes: &[(&str, Value)]| {
         for (pointer, value) in changes {
@@ -226,7 +228,7 @@ fn for_gguf() -> Vec<(&'static str, Value, Value)> {
         {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}]});
     let llama3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     let qwen2 = llama3.replace("{1,3}", "");
-    // Merges of "b a" and "▁ b" are not there, though the tokens are: scores cannot say so.
+    // The merges "b a" and "▁ b" are missing, though the tokens exist: scores cannot express that.
     let mut merged = byte_fallback();
     merged["model"]["vocab"]["ba"] = json!(10);
     merged["model"]["vocab"]["▁b"] = json!(11);
@@ -327,7 +329,7 @@ fn a_folder_is_exported_with_the_files_beside_it() {
 }
 
 #[test]
-fn what_gguf_has_no_words_for_is_said() {
+fn features_that_gguf_cannot_express_are_errors() {
     let check = |mut json: Value, pointer: &str, value: Value, parts: &[&str]| {
         *json.pointer_mut(pointer).unwrap() = value;
         let got = export(&json, &json!({}), 300).unwrap_err().to_string();
@@ -336,7 +338,7 @@ fn what_gguf_has_no_words_for_is_said() {
     let regex = json!({"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": "[a-z]+"}, "behavior": "Isolated", "invert": false},
         {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false, "trim_offsets": true}]});
-    check(byte_level(), "/pre_tokenizer", regex, &["pre_tokenizer", "[a-z]+", "has names for"]);
+    check(byte_level(), "/pre_tokenizer", regex, &["pre_tokenizer", "[a-z]+", "can name"]);
     check(byte_level(), "/pre_tokenizer/add_prefix_space", json!(true), &["add_prefix_space"]);
     check(byte_level(), "/normalizer", json!({"type": "Lowercase"}), &["normalizer", "Lowercase", "NFC"]);
     check(byte_fallback(), "/normalizer", json!({"type": "NFKC"}), &["normalizer", "NFKC"]);
@@ -346,7 +348,7 @@ fn what_gguf_has_no_words_for_is_said() {
     check(unigram(), "/version", json!("1.0"), &["model.type", "Unigram", "WordPiece"]);
     let error = export(&byte_level(), &json!({}), 5).unwrap_err().to_string();
     assert!(error.contains("12 tokens") && error.contains("5 rows"), "{error}");
-    // What readers do without is told.
+    // Dropped features are reported.
     let mut json = byte_level();
     assert!(export(&json, &json!({}), 12).unwrap().notes.is_empty());
     json["normalizer"] = json!({"type": "NFC"});
@@ -358,7 +360,7 @@ fn what_gguf_has_no_words_for_is_said() {
     );
 }
 
-/// Every place in a document, as JSON pointers.
+/// Every place in a document, as a JSON pointer.
 fn places(json: &Value, at: String, out: &mut Vec<String>) {
     match json {
         Value::Object(fields) => {
@@ -372,7 +374,7 @@ fn places(json: &Value, at: String, out: &mut Vec<String>) {
     out.push(at);
 }
 
-/// Panics in any thread, those that were caught included; but for those of this file, which are other tests that fail.
+/// Number of panics in any thread, even caught ones, except for failing tests of this file.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
 fn count_panics() {

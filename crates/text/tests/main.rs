@@ -1,4 +1,4 @@
-//! The tests of this crate are one binary, because each one takes seconds to link.
+//! All tests of this crate are one binary, since linking takes seconds.
 
 mod allocations;
 mod answers;

@@ -1,5 +1,5 @@
-//! Vocabularies that contradict themselves in ways that other programs put up with: what is loaded, and what it then means.
-#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+//! Contradictory vocabularies that other programs tolerate: those that load, and their meaning.
+#![allow(clippy::unwrap_used)] // Helpers of tests may unwrap.
 
 use ingle_text::{Error, Specials, Tokenizer};
 use serde_json::{Value as Json, json};
@@ -17,7 +17,8 @@ fn floats(list: &[f32]) -> Value {
     Value::Array(Array::Float(list.to_vec()))
 }
 
-/// 0 to 2 marks, 3 a space; "a", "b", "ab" twice each, and `<unused>` three times.
+/// Ids 0 to 2 are special and 3 is a space; "a", "b" and "ab" occur twice, and `<unused>` three
+/// times.
 const TOKENS: [&str; 13] =
     ["<unk>", "<s>", "</s>", "▁", "a", "b", "ab", "a", "b", "ab", "<unused>", "<unused>", "<unused>"];
 const KINDS: [i64; 13] = [2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 5, 5, 5];
@@ -38,7 +39,7 @@ fn scored(model: &'static str) -> Entries {
     ]
 }
 
-/// The same tokens with merges.
+/// The tokens above with merges.
 fn merged(merges: &[&str]) -> Entries {
     let mut entries = scored("gpt2");
     entries.retain(|(key, _)| *key != "scores");
@@ -55,7 +56,7 @@ fn encode(t: &Tokenizer, s: &str) -> Vec<u32> {
 }
 
 #[test]
-fn of_equal_tokens_the_first_is_encoded_and_each_decodes() {
+fn the_first_of_equal_tokens_is_encoded_and_each_decodes() {
     let mut word_piece = scored("bert");
     word_piece.retain(|(key, _)| *key != "tokens");
     let spelled = TOKENS.map(|token| if token == "b" { "▁b" } else { token });
@@ -80,12 +81,12 @@ fn of_equal_tokens_the_first_is_encoded_and_each_decodes() {
 }
 
 #[test]
-fn a_mark_that_is_there_twice_is_one_mark_and_ends_an_answer_whichever_comes() {
+fn a_repeated_mark_is_one_mark_and_either_token_ends_an_answer() {
     let tokens = ["a", "<|im_end|>", "<|im_end|>", "b", "<|im_end|>", "<|im_start|>", "<|im_start|>"];
     let entries = vec![
         ("model", text("gpt2")),
         ("tokens", strings(&tokens)),
-        // The first of each mark is text, as far as its kind says.
+        // The first of each repeated mark is text, as far as its kind allows.
         ("token_type", ints(&[1, 1, 3, 1, 3, 1, 3])),
         ("merges", strings::<&str>(&[])),
         ("eos_token_id", Value::Int(4)),
@@ -120,7 +121,7 @@ fn lists_of_other_lengths_than_that_of_the_tokens_are_read_as_far_as_they_go() {
 }
 
 #[test]
-fn merges_of_what_is_no_token_make_symbols_that_end_as_bytes() {
+fn merges_of_texts_without_tokens_make_symbols_that_become_bytes() {
     let merged = |merges: &[&str]| {
         let entries = vec![
             ("model", text("gpt2")),
@@ -129,18 +130,18 @@ fn merges_of_what_is_no_token_make_symbols_that_end_as_bytes() {
         ];
         load(entries)
     };
-    // "ab" is no token: alone it is its bytes, and on the way to "abc" it does not matter.
+    // "ab" is not a token: alone it becomes its bytes, and within "abc" it does not matter.
     let t = merged(&["a b", "ab c", "x y", "", "d", "nospace", "a b"]);
     assert_eq!(encode(&t, "abc"), [3]);
     assert_eq!(encode(&t, "abdab"), [0, 1, 4, 0, 1]);
-    // A part that is no token, and a merge that is worse than it.
+    // A part that is not a token, and a merge with a worse rank than its own.
     let t = merged(&["x a", "a b", "ab c", "c d"]);
     assert_eq!(encode(&t, "xabcd"), [0, 1, 2, 4], "xa is merged first, and x has no token");
     assert_eq!(t.n_tokens(), 5);
 }
 
 #[test]
-fn declared_ids_that_no_token_has_are_not_declared() {
+fn declared_ids_without_a_token_are_ignored() {
     let odd = [Value::Int(13), Value::Int(-1), Value::Int(1 << 40), Value::Int(u32::MAX.into())];
     for value in odd {
         let t = Tokenizer::from_gguf(&changed(scored("llama"), "eos_token_id", Some(value.clone()))).unwrap();
@@ -161,7 +162,7 @@ fn several_ends_are_a_list() {
 }
 
 #[test]
-fn bytes_that_are_no_text_and_empty_tokens_are_decoded() {
+fn invalid_utf8_and_empty_tokens_are_decoded() {
     let tokens: [&[u8]; 5] = [b"a", b"\xC3", b"\xA9b", b"", b""];
     let entries =
         vec![("model", text("gpt2")), ("tokens", strings(&tokens)), ("merges", strings::<&str>(&[]))];
@@ -190,7 +191,7 @@ fn from_json(json: &Json) -> Result<Tokenizer, Error> {
 }
 
 #[test]
-fn added_tokens_may_be_there_twice_or_be_tokens_already_or_be_empty() {
+fn added_tokens_may_be_repeated_known_or_empty() {
     let mut json = bpe_json();
     json["added_tokens"] = json!([
         added(2, "ab"),
@@ -201,7 +202,7 @@ fn added_tokens_may_be_there_twice_or_be_tokens_already_or_be_empty() {
         added(9, "<y>")
     ]);
     let t = from_json(&json).unwrap();
-    // The library numbers them itself: what is new comes after the last.
+    // The library numbers added tokens itself: new ones follow the last id.
     assert_eq!(encode(&t, "<x>ab<y>a"), [5, 2, 6, 0]);
     assert_eq!((t.decode(&[5, 6, 0], false), t.is_special(2)), ("<x><y>a".to_owned(), true));
 }
@@ -210,7 +211,7 @@ fn added_tokens_may_be_there_twice_or_be_tokens_already_or_be_empty() {
 fn a_vocabulary_may_have_holes_and_two_texts_for_an_id() {
     let mut json = bpe_json();
     json["model"]["vocab"] = json!({"a": 0, "b": 9, "ab": 4, "aa": 4, "c": 6});
-    // Five texts, so that the library gives the added one the id 5, then 6, which is taken.
+    // Five texts, so that the library gives the added token the id 5, then 6, which is in use.
     json["added_tokens"] = json!([added(5, "<x>"), added(6, "<y>")]);
     let t = from_json(&json).unwrap();
     assert_eq!(encode(&t, "abc<x><y>"), [4, 6, 5, 6]);
@@ -220,7 +221,7 @@ fn a_vocabulary_may_have_holes_and_two_texts_for_an_id() {
 }
 
 #[test]
-fn a_unigram_file_may_repeat_pieces_and_know_no_unknown() {
+fn a_unigram_file_may_repeat_pieces_and_lack_an_unknown_token() {
     let file = |unknown: Json| {
         json!({
             "version": "1.0", "added_tokens": [],
@@ -230,7 +231,7 @@ fn a_unigram_file_may_repeat_pieces_and_know_no_unknown() {
                       "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -1.0], ["a", -1.5], ["ab", -9.0]]}
         })
     };
-    // The library knows the last of equal pieces, as transformers does.
+    // The library uses the last of equal pieces, as transformers does.
     let t = from_json(&file(json!(0))).unwrap();
     assert_eq!(encode(&t, "abx"), [3, 2, 0]);
     assert_eq!(t.decode(&[1, 3], false), "aa");
@@ -246,7 +247,7 @@ fn a_model_without_a_type_is_known_by_what_it_has() {
     let mut json = bpe_json();
     json["model"].as_object_mut().unwrap().remove("type");
     assert_eq!(encode(&from_json(&json).unwrap(), "ab"), [2]);
-    // An unknown token that is none matters only where text needs it.
+    // A missing unknown token matters only if text needs it.
     let mut words = json!({
         "version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "BertPreTokenizer"},
         "model": {"unk_token": "?", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,

@@ -1,6 +1,6 @@
-//! Schemas as programs write them: all are taken, what their grammars let through is valid by another implementation, and what
-//! people write by them is let through.
-#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+//! Schemas as programs write them. All compile; texts that their grammars accept are valid in
+//! another implementation; and usual texts are accepted.
+#![allow(clippy::unwrap_used)] // Helpers of tests may unwrap.
 
 use ingle_text::{
     Grammar, GrammarCompiler, Matcher, Prepared, SchemaOptions, Tokenizer, prepare_schema, prepare_tool,
@@ -14,7 +14,8 @@ mod own;
 
 use own::own;
 
-/// Schemas that pydantic, zod, zod-to-json-schema, Instructor and servers of the Model Context Protocol emit, without prose.
+/// Schemas of pydantic, zod, zod-to-json-schema, Instructor and servers of the Model Context
+/// Protocol, without prose.
 const CORPORA: [(&str, &str); 3] = [
     ("pydantic", include_str!("schemas/pydantic.json")),
     ("zod", include_str!("schemas/zod.json")),
@@ -37,7 +38,7 @@ fn prepared(schema: &Value) -> Prepared {
     prepare_schema(schema, &SchemaOptions::default()).unwrap_or_else(|error| panic!("{error}: {schema}"))
 }
 
-/// Schemas and texts against one small vocabulary.
+/// Schemas and texts with one small vocabulary.
 struct Bench {
     tokenizer: Tokenizer,
     compiler: GrammarCompiler,
@@ -72,14 +73,14 @@ impl Bench {
         self.tokenizer.token_id(&text).unwrap_or_else(|| panic!("{c:?}"))
     }
 
-    /// Whether the text is all that may be written.
+    /// Returns true if the matcher accepts the text, and nothing may follow.
     fn takes(&self, matcher: &Matcher, text: &str) -> bool {
         let mut matcher = matcher.clone();
         let is_accepted = text.chars().all(|c| matcher.accept(self.token(c)).is_ok());
         is_accepted && self.allowed(&mut matcher).iter().any(|id| self.tokenizer.is_end(*id))
     }
 
-    /// A text that the grammar lets through, chosen by numbers; `None` where it does not come to an end.
+    /// A random text that the grammar accepts; `None` if it does not end.
     fn walk(&self, matcher: &Matcher, seed: u64) -> Option<String> {
         let mut matcher = matcher.clone();
         let mut bytes = Vec::new();
@@ -111,7 +112,7 @@ impl Bench {
 }
 
 #[test]
-fn every_schema_of_the_corpus_is_taken_and_all_that_it_lets_through_is_valid() {
+fn every_schema_of_the_corpus_compiles_and_allows_valid_texts_only() {
     let bench = Bench::new();
     let (mut n_walks, mut n_endless) = (0, 0);
     let (mut unenforced, mut wrong) = (Vec::new(), Vec::new());
@@ -139,11 +140,11 @@ fn every_schema_of_the_corpus_is_taken_and_all_that_it_lets_through_is_valid() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     assert!(n_endless * 20 < n_walks, "{n_endless} of {n_walks} texts did not end");
-    // Sets of what has no end of values are all that no grammar holds an answer to.
+    // Only unique items with infinitely many values are not enforced.
     assert!(unenforced.iter().all(|what| what.contains(": uniqueItems at #/")), "{unenforced:?}");
 }
 
-/// A schema, texts of it, and texts that are none.
+/// A schema, valid texts, and invalid texts.
 type Case = (Value, &'static [&'static str], &'static [&'static str]);
 
 fn check(cases: &[Case]) {
@@ -196,7 +197,8 @@ fn integers_keep_all_their_digits() {
     ]);
 }
 
-/// What the documentation lets in is let through to its end, in a time that does not grow with the square of the list.
+/// Lists at the documented limits are accepted to their end, in a time that does not grow with the
+/// square of the length.
 #[test]
 fn the_longest_lists_and_the_largest_numbers_can_be_written() {
     let bench = Bench::new();
@@ -304,7 +306,7 @@ fn objects_that_list_properties_have_no_others() {
         (with("x-guidance", json!({ "open_objects": true })), other, &["{\"b\": 1}"]),
         (json!({ "type": "object" }), &["{\"b\": 1}", "{}"], &["[]"]),
         (json!({ "type": "object", "properties": {} }), &["{}"], &["{\"b\": 1}"]),
-        // Together they list both.
+        // Together they list both properties.
         (
             json!({ "allOf": [{ "properties": { "a": { "type": "integer" } } }, { "properties": { "b": { "type": "null" } } }],
                 "type": "object" }),
@@ -317,7 +319,7 @@ fn objects_that_list_properties_have_no_others() {
             &["{\"a\": 0, \"b\": 1}", "{\"a\": 0, \"c\": 2}"],
             &["{\"a\": 0, \"b\": 1, \"c\": 2}", "{\"d\": 1}"],
         ),
-        // One that is required counts as listed.
+        // A required property counts as listed.
         (
             json!({ "properties": { "a": {} }, "required": ["b"], "type": "object" }),
             &["{\"a\": 1, \"b\": 2}"],
@@ -330,7 +332,7 @@ fn objects_that_list_properties_have_no_others() {
 }
 
 #[test]
-fn references_lead_wherever_schemas_may_stand() {
+fn references_may_point_to_any_schema() {
     let hello: &[&str] = &["\"x\""];
     let number: &[&str] = &["1"];
     let string = json!({ "type": "string" });
@@ -424,14 +426,14 @@ fn keys_are_read_as_programs_write_them() {
             &["\"x\""],
         ),
         (json!({ "type": "integer", "format": "int64" }), &["1"], &["1.5"]),
-        // Escapes that are not needed are JSON too.
+        // Unnecessary escapes are JSON too.
         (
             json!({ "type": "string", "maxLength": 2 }),
             &[r#""\u00e9\n""#, r#""\ud83d\ude00a""#, r#""\/""#],
             &[r#""\ud83d""#, r#""\x""#],
         ),
         (json!({ "type": "string", "pattern": "^a\"\\\\$" }), &[r#""a\"\\""#], &[r#""a""#]),
-        // A key that is written twice counts once.
+        // A repeated key counts once.
         (
             json!({ "type": "object", "minProperties": 3, "additionalProperties": { "type": "null" } }),
             &[r#"{"a":null,"b":null,"c":null}"#, r#"{"a":null,"b":null,"c":null,"c2":null}"#],
@@ -462,7 +464,7 @@ fn decimals_of_pydantic_are_held_to_their_digits() {
 }
 
 #[test]
-fn what_is_not_enforced_is_named() {
+fn unenforced_keys_are_named() {
     for (schema, key) in [
         (json!({ "type": "array", "items": { "type": "string" }, "uniqueItems": true }), "uniqueItems at #"),
         (
@@ -480,7 +482,7 @@ fn what_is_not_enforced_is_named() {
 }
 
 #[test]
-fn what_is_no_schema_is_an_error_that_names_the_key() {
+fn an_invalid_schema_is_an_error_that_names_the_key() {
     for (schema, words) in [
         (json!({ "type": "nonsense" }), &["type at #", "\"nonsense\"", "array"][..]),
         (json!({ "properties": { "a": { "minLength": -1 } } }), &["minLength at #/properties/a", "-1"]),
@@ -490,7 +492,7 @@ fn what_is_no_schema_is_an_error_that_names_the_key() {
         (json!({ "enum": [] }), &["no value"]),
         (json!({ "type": "object", "x-guidance": { "lenient": true } }), &["x-guidance", "lenient"]),
         (json!([]), &["the schema at #"]),
-        // Nothing that ends.
+        // No value ends.
         (
             json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] }),
             &["no value"],
@@ -498,18 +500,18 @@ fn what_is_no_schema_is_an_error_that_names_the_key() {
     ] {
         let error = prepare_schema(&schema, &SchemaOptions::default()).unwrap_err().to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
-        // A tool with it keeps the others out of trouble.
+        // A tool with this schema does not affect other tools.
         let tool = prepare_tool(&schema, &SchemaOptions::default()).unwrap();
         assert_eq!(tool.unenforced.len(), 1, "{tool:?}");
     }
-    // A tool without parameters has none.
+    // A tool without parameters accepts none.
     let none = prepare_tool(&json!({}), &SchemaOptions::default()).unwrap();
     assert_eq!(none, prepared(&json!({ "type": "object", "properties": {} })));
 }
 
-/// As part of another grammar it takes the same.
+/// As a part of another grammar it accepts the same texts.
 #[test]
-fn a_prepared_schema_stands_within_a_grammar() {
+fn a_prepared_schema_may_be_part_of_a_grammar() {
     let bench = Bench::new();
     let one = prepared(
         &json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"] }),
@@ -529,7 +531,7 @@ fn a_prepared_schema_stands_within_a_grammar() {
 }
 
 #[test]
-fn properties_come_in_any_order_where_that_is_asked_for() {
+fn properties_come_in_any_order_if_requested() {
     let bench = Bench::new();
     let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" }, "b": { "type": "object", "properties":
         { "x": {}, "y": {} } }, "c": { "type": "null" } }, "required": ["a", "c"] });

@@ -1,6 +1,6 @@
-//! Vocabularies that are searched instead of merged: Unigram, RWKV, PLaMo-2. Expected ids are llama.cpp's for the same
-//! files, except where a test says otherwise.
-#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+//! Vocabularies that are searched instead of merged: Unigram, RWKV, PLaMo-2. Expected ids are
+//! llama.cpp's for the same files, except where a test says otherwise.
+#![allow(clippy::unwrap_used)] // Helpers of tests may unwrap.
 
 use ingle_text::{Specials, Tokenizer};
 use proptest::prelude::*;
@@ -55,7 +55,7 @@ fn the_best_sum_of_scores_spells_a_text() {
     assert_eq!(encode(&plain, "aba"), [10]);
     assert_eq!(encode(&plain, "  a  b "), [3, 7, 3, 3, 13]);
     assert_eq!(encode(&plain, "ab<x>ab"), [6, 11, 6]);
-    assert_eq!(encode(&plain, "cca"), [2, 4]); // Neighbours that are unknown are one.
+    assert_eq!(encode(&plain, "cca"), [2, 4]); // Adjacent unknown characters are one token.
     assert_eq!(encode(&plain, "é b"), [12, 3, 5]);
     assert_eq!(encode(&plain, ""), [0; 0]);
     assert_eq!(encode(&plain, "▁ ▁a"), [3, 3, 7]);
@@ -72,13 +72,14 @@ fn spaces_are_put_before_words_and_merged_as_the_file_says() {
     let merged = metadata(unigram(true, true));
     assert_eq!(encode(&merged, "  a  b "), [7, 3, 5]);
     assert_eq!(encode(&merged, "▁ ▁a"), [3, 3, 3, 7]);
-    // SentencePiece's own answer: llama.cpp puts a space before the first word here as well.
+    // SentencePiece's own result: llama.cpp puts a space before the first word here as well.
     assert_eq!(encode(&metadata(unigram(false, true)), "  a  b "), [4, 3, 5]);
     let t = Tokenizer::from_gguf(&merged).unwrap();
     assert_eq!(t.decode(&encode(&merged, "ab  ab"), true), "ab ab");
 }
 
-/// A charsmap of single bytes and their replacements; crates/text/src/charsmap.rs has the format.
+/// A charsmap of single bytes and their replacements; crates/text/src/charsmap.rs describes the
+/// format.
 fn charsmap(pieces: &[(u8, &str)]) -> Value {
     let mut units = vec![0u32; 1024];
     units[0] = 256 << 10;
@@ -140,14 +141,14 @@ fn rwkv() -> Entries {
 }
 
 #[test]
-fn rwkv_takes_the_longest_token() {
+fn rwkv_uses_the_longest_token() {
     let meta = metadata(rwkv());
     assert_eq!(encode(&meta, "hello\nhe漢é\\'x wlo"), [4, 1, 3, 6, 7, 8, 9, 10, 0, 5, 11, 12]);
     assert_eq!(encode(&meta, "hex"), [3, 0]);
     assert_eq!(encode(&meta, " w<s>h"), [5, 0, 2]);
     let t = Tokenizer::from_gguf(&meta).unwrap();
     assert_eq!(t.decode(&[4, 1, 6, 7, 8, 9, 10], false), "hello\n漢é\\'");
-    // As text, "<s>" is no token's, and its characters are unknown.
+    // The text "<s>" is not a token, and its characters are unknown.
     assert_eq!(t.encode("<s>", Specials::Literal).unwrap(), [0, 0, 0]);
     assert_eq!(encode(&changed(rwkv(), "unknown_token_id", None), "hex"), [3]);
 }
@@ -215,7 +216,7 @@ fn words_without_their_spaces_are_merged_by_characters() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_name_the_cause() {
     let check = |entries: Entries, key: &'static str, value: Option<Value>, parts: &[&str]| {
         let got = Tokenizer::from_gguf(&changed(entries, key, value)).unwrap_err().to_string();
         assert!(parts.iter().all(|part| got.contains(part)), "{got:?} does not say {parts:?}");
@@ -245,7 +246,7 @@ fn what_is_wrong_is_said() {
 }
 
 proptest! {
-    /// Whatever the scores and the charsmap are, a text has an answer, in which known characters survive.
+    /// Whatever the scores and the charsmap, a text has a result in which known characters survive.
     #[test]
     fn hostile_numbers_end(
         scores in prop::collection::vec(prop::num::f32::ANY.prop_filter("NaN is refused", |x| !x.is_nan()), 15),
@@ -258,7 +259,7 @@ proptest! {
         let t = Tokenizer::from_gguf(&metadata(entries.clone())).unwrap();
         let ids = t.encode(&said, Specials::Literal).unwrap();
         prop_assert!(ids.iter().all(|&id| (id as usize) < t.n_tokens()));
-        // A charsmap of random units, whole so that it is read.
+        // A charsmap of random units, complete so that it is accepted.
         let mut bytes = (map.len() as u32 / 4 * 4).to_le_bytes().to_vec();
         bytes.extend_from_slice(&map[..map.len() / 4 * 4]);
         bytes.extend_from_slice(b"a\0b\0");
@@ -269,7 +270,7 @@ proptest! {
         }
     }
 
-    /// Unigram finds the best of all spellings: compared with a search through all of them.
+    /// Unigram finds the best of all spellings, compared with an exhaustive search.
     #[test]
     fn no_spelling_is_better(said in "[ab]{1,9}") {
         fn best(rest: &str, tokens: &[(&str, f64)]) -> f64 {

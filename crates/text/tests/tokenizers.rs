@@ -1,5 +1,5 @@
-//! Each kind of vocabulary, small enough to be followed by hand, and what is wrong with a broken one.
-#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+//! Each kind of vocabulary, small enough to be checked by hand, and errors of broken ones.
+#![allow(clippy::unwrap_used)] // Helpers of tests may unwrap.
 use ingle_text::{Detokenizer, Error, ShowSpecial, Specials, StopStrings, Stops, Tokenizer};
 use proptest::prelude::*;
 use weights::{Array, Bytes, Metadata, Value};
@@ -26,7 +26,7 @@ pub(crate) fn metadata(entries: Vec<(&str, Value)>) -> Metadata {
     meta
 }
 
-/// The same with some keys replaced, or taken out.
+/// The entries with some keys replaced or removed.
 pub(crate) fn changed(
     entries: Vec<(&'static str, Value)>,
     key: &'static str,
@@ -88,7 +88,7 @@ fn byte_level_merges_by_rank_within_words() {
 }
 
 #[test]
-fn control_tokens_are_parsed_or_literal_as_asked() {
+fn control_tokens_are_parsed_or_literal() {
     let t = Tokenizer::from_gguf(&metadata(byte_level())).unwrap();
     assert_eq!(t.encode("he<|im_start|>hello", Specials::Parse).unwrap(), [10, 1, 13]);
     let literal = t.encode("he<|im_start|>hello", Specials::Literal).unwrap();
@@ -125,7 +125,7 @@ fn whole_words_win_over_merges_where_the_vocabulary_says_so() {
     let mut entries = byte_level();
     entries[3].1 = Value::Array(Array::Int(vec![3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]));
     let mut tokens = BYTE_TOKENS.to_vec();
-    tokens.push("lowe"); // No merges lead to it.
+    tokens.push("lowe"); // No merges produce it.
     entries[2].1 = strings(&tokens);
     let gpt2 = Tokenizer::from_gguf(&metadata(entries.clone())).unwrap();
     assert_eq!(gpt2.encode("lowe", Specials::Parse).unwrap(), [4, 5, 7, 3]);
@@ -171,16 +171,16 @@ fn sentence_piece_merges_by_score_and_falls_back_to_bytes() {
     assert_eq!(encode("abb"), [9, 8]);
     assert_eq!(encode(" a  b"), [11, 13, 8]);
     assert_eq!(encode("é\n"), [4, 5, 3]);
-    assert_eq!(encode("c"), [0]); // No byte token: unknown.
+    assert_eq!(encode("c"), [0]); // Without a byte token it is unknown.
     assert_eq!(encode("<s>a"), [1, 7]);
     assert_eq!(t.encode_with_bos("a", Specials::Parse).unwrap(), [1, 7]);
     assert_eq!(t.decode(&[11, 13, 8, 4, 5, 3], false), " a  bé\n");
-    // As plain text <s> ends in something that is no piece, and never becomes the control token.
+    // As plain text, <s> ends in a character without a piece, and never becomes the control token.
     assert_eq!(t.encode("<s>", Specials::Literal).unwrap(), [15, 0]);
 }
 
 #[test]
-fn the_space_put_before_a_text_is_taken_off_again() {
+fn the_space_put_before_a_text_is_removed_again() {
     let t = Tokenizer::from_gguf(&metadata(sentence_piece())).unwrap();
     assert_eq!(t.encode("a", Specials::Parse).unwrap(), [11]);
     assert_eq!(t.encode("<s>a<s>", Specials::Parse).unwrap(), [1, 11, 1]);
@@ -223,7 +223,7 @@ fn word_piece() -> Vec<(&'static str, Value)> {
 }
 
 #[test]
-fn word_piece_takes_the_longest_and_knows_the_unknown() {
+fn word_piece_uses_the_longest_token_or_the_unknown_one() {
     let t = Tokenizer::from_gguf(&metadata(word_piece())).unwrap();
     let encode = |s: &str| t.encode(s, Specials::Parse).unwrap();
     assert_eq!(encode("Unaffable, YOUR café"), [4, 5, 6, 7, 9, 10, 8]);
@@ -257,7 +257,7 @@ fn tokens_that_end_an_answer_are_known_by_name_as_well() {
 }
 
 #[test]
-fn spaces_behind_a_mark_are_swallowed_where_the_model_swallowed_them() {
+fn spaces_after_a_mark_are_absorbed_if_the_model_absorbed_them() {
     let mut entries = sentence_piece();
     entries.push(("add_space_prefix", Value::Bool(false)));
     let plain = Tokenizer::from_gguf(&metadata(entries.clone())).unwrap();
@@ -267,13 +267,13 @@ fn spaces_behind_a_mark_are_swallowed_where_the_model_swallowed_them() {
     assert_eq!(phi.encode("</s> \n a<s> a", Specials::Parse).unwrap(), [2, 7, 1, 11]);
 }
 
-/// The message of the error that a changed file gives.
+/// The error message of a changed file.
 fn error(entries: Vec<(&'static str, Value)>, key: &'static str, value: Option<Value>) -> String {
     Tokenizer::from_gguf(&changed(entries, key, value)).unwrap_err().to_string()
 }
 
 #[test]
-fn what_is_wrong_with_a_vocabulary_is_said() {
+fn errors_of_a_vocabulary_are_named() {
     let ints = |v: &[i64]| Some(Value::Array(Array::Int(v.to_vec())));
     let floats = |v: &[f32]| Some(Value::Array(Array::Float(v.to_vec())));
     let list = |v: &[&str]| Some(strings(v));
@@ -304,7 +304,7 @@ fn what_is_wrong_with_a_vocabulary_is_said() {
 
 #[test]
 fn cyclic_merges_end() {
-    // a + b = ab, ab + a = … cannot grow without end, for each merge uses up a symbol.
+    // Merges a + b = ab, ab + a = … cannot grow forever, since each merge uses up a symbol.
     let entries = vec![
         ("model", text("gpt2")),
         ("tokens", strings(&["a", "b", "ab", "aba", "ba", "bab"])),
@@ -315,7 +315,7 @@ fn cyclic_merges_end() {
     assert_eq!(t.decode(&ids, false), "ab".repeat(1000));
 }
 
-/// A byte-level tokenizer whose tokens are all single bytes, and some longer ones that end within characters.
+/// A byte-level tokenizer with all single bytes, and some longer tokens that end within characters.
 fn all_bytes() -> Tokenizer {
     let mut tokens: Vec<String> = Vec::new();
     let char_of = |b: u8| match b {
@@ -344,7 +344,7 @@ fn a_stream_never_splits_a_character() {
         pieces.push(stream.push(&t, u32::from(byte)).to_string());
     }
     assert_eq!(pieces, ["", "é", "", "", "", "😀"]);
-    assert_eq!(stream.push(&t, 256), "a"); // a F0 9F
+    assert_eq!(stream.push(&t, 256), "a"); // Bytes a F0 9F.
     assert_eq!(stream.push(&t, 261), ""); // <|im_end|> is skipped.
     assert_eq!(stream.push(&t, 257), "😀b");
     assert_eq!(stream.push(&t, 258), "");
@@ -371,7 +371,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_encoded_decodes_to_itself(s in "\\PC{0,40}[ \n\t]{0,3}\\PC{0,40}") {
+    fn encoded_text_decodes_to_itself(s in "\\PC{0,40}[ \n\t]{0,3}\\PC{0,40}") {
         let t = all_bytes();
         let ids = t.encode(&s, Specials::Parse).unwrap();
         prop_assert_eq!(t.decode(&ids, false), s);

@@ -1,4 +1,4 @@
-//! JSON bodies: what is wrong is named by its path, unknown keys are ignored.
+//! JSON bodies. Errors name the path of the wrong value; unknown keys are ignored.
 
 use axum::body::Bytes;
 use axum::extract::{FromRef, FromRequest, Request};
@@ -11,7 +11,7 @@ use crate::error::{ApiError, ErrorKind};
 use crate::handlers::SMALL;
 use crate::limits::{self, MAX_BODY};
 
-/// A body that is JSON of `T`, whatever its content type says.
+/// A body parsed as JSON of `T`, whatever its content type.
 pub struct JsonBody<T>(pub T);
 
 impl<T, S> FromRequest<S> for JsonBody<T>
@@ -26,13 +26,13 @@ where
         let bytes =
             Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
                 axum::http::StatusCode::PAYLOAD_TOO_LARGE => {
-                    let message =
-                        format!("the body is longer than it may be, expected at most {MAX_BODY} bytes");
+                    let message = format!("the body is too long, expected at most {MAX_BODY} bytes");
                     ApiError::new(ErrorKind::TooLarge, message)
                 }
                 _ => ApiError::new(ErrorKind::Invalid, rejection.body_text()),
             })?;
-        // Some programs of Windows begin texts with the mark of UTF-8, which JSON's readers may ignore.
+        // Some Windows programs begin texts with a byte order mark, which RFC 8259 lets parsers
+        // ignore.
         let bytes = match bytes.starts_with(BYTE_ORDER_MARK) {
             true => bytes.slice(BYTE_ORDER_MARK.len()..),
             false => bytes,
@@ -49,28 +49,34 @@ where
 
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// A text, empty for `null`: clients that set no model say so.
+/// A text; empty for `null`, which clients send if no model is set.
 ///
 /// # Errors
-/// It is neither.
+/// The value is neither.
 pub fn text_or_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Some of an object's keys; what is wrong is named by its path after `prefix`, which a flattened struct would lose.
+/// Reads some of an object's keys. An error names the path of the wrong value after `prefix`, which
+/// a struct that holds `T` flattened would lose.
 ///
 /// # Errors
 /// A value is not as expected.
-pub fn part<'de, T: Deserialize<'de>>(object: &'de Value, prefix: &str) -> Result<T, ApiError> {
-    serde_path_to_error::deserialize(object).map_err(|error| wrong(&error, prefix))
+pub fn part<T: DeserializeOwned>(object: &Value, prefix: &str) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(object).map_err(|error| {
+        let found = wrong(&error, prefix);
+        let is_searched = |body: &&Map<String, Value>| found.param.is_none() && is_small(body);
+        let key = object.as_object().filter(is_searched).and_then(wrong_key::<T>);
+        key.map_or(found, |key| about(&format!("{prefix}{key}"), error.inner()))
+    })
 }
 
-/// A body of at most so many bytes and keys is read again, once for each key, to find which of them is wrong.
+/// Most bytes and keys of a body that is parsed again without each key, to find the wrong one.
 const MAX_SEARCHED: usize = 16 << 10;
 const MAX_KEYS_SEARCHED: usize = 64;
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // A list of values would be taken for those of the keys in turn.
+    // serde would read a list as the values of the struct's fields.
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(ApiError::new(ErrorKind::Invalid, "the body is a list, expected an object"));
     }
@@ -80,17 +86,15 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         Err(error) => {
             return with_integers(bytes).unwrap_or(Err(error)).map_err(|error| {
                 let found = wrong(&error, "");
-                match wrong_key::<T>(bytes).filter(|_| found.param.is_none()) {
-                    Some(key) => about(&key, error.inner()),
-                    None => found,
-                }
+                let key = Some(bytes).filter(|_| found.param.is_none()).and_then(wrong_key_of_text::<T>);
+                key.map_or(found, |key| about(&key, error.inner()))
             });
         }
     };
     match json.end() {
         Ok(()) => Ok(found),
         Err(error) => {
-            let message = format!("found more after the body's JSON, expected its end: {error}");
+            let message = format!("found text after the body's JSON, expected its end: {error}");
             Err(ApiError::new(ErrorKind::Invalid, message))
         }
     }
@@ -98,17 +102,19 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
 
 type Parsed<T> = std::result::Result<T, serde_path_to_error::Error<serde_json::Error>>;
 
-/// A body read with its integers that are written as fractions: in JSON 8.0 is the integer 8. `None`: there are none.
+/// Parses a body with fractions such as 8.0 as integers, which JSON does not distinguish. `None` if
+/// there are none.
 fn with_integers<T: DeserializeOwned>(bytes: &[u8]) -> Option<Parsed<T>> {
     let mut body = serde_json::from_slice(bytes).ok()?;
     make_integers(&mut body).then(|| serde_path_to_error::deserialize(body))
 }
 
-/// Whether there were fractions that are integers. JSON's depth has been bounded by its parser.
+/// Replaces fractions that are integers. Returns true if there were any. The parser has bounded the
+/// depth.
 fn make_integers(value: &mut Value) -> bool {
     match value {
         Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
-            // Larger ones need not be what the client meant.
+            // Larger fractions may have been rounded.
             Some(fraction) if fraction.fract() == 0.0 && fraction.abs() < (1_u64 << 53) as f64 => {
                 *number = (fraction as i64).into();
                 true
@@ -121,12 +127,32 @@ fn make_integers(value: &mut Value) -> bool {
     }
 }
 
-/// The key without which the body would be as expected. Errors within flattened structs have no path.
-fn wrong_key<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
+/// Finds the key without which the body is valid. Errors within flattened structs have no path.
+fn wrong_key_of_text<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
     if bytes.len() > MAX_SEARCHED {
         return None;
     }
-    let body: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
+    wrong_key::<T>(&serde_json::from_slice(bytes).ok()?)
+}
+
+/// Returns true if the JSON of a body has at most [`MAX_SEARCHED`] bytes. Stops at the limit.
+fn is_small(body: &Map<String, Value>) -> bool {
+    struct Budget(usize);
+    impl std::io::Write for Budget {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::WriteZero)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    serde_json::to_writer(Budget(MAX_SEARCHED), body).is_ok()
+}
+
+/// Finds the key without which these keys are valid.
+fn wrong_key<T: DeserializeOwned>(body: &Map<String, Value>) -> Option<String> {
     if body.len() > MAX_KEYS_SEARCHED {
         return None;
     }
@@ -140,14 +166,14 @@ fn wrong_key<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
 
 fn wrong(error: &serde_path_to_error::Error<serde_json::Error>, prefix: &str) -> ApiError {
     match error.path().to_string().as_str() {
-        // The second where the text is not JSON.
+        // "?" is the path of text that is not JSON.
         "." | "?" => about("", error.inner()),
         path => about(&format!("{prefix}{path}"), error.inner()),
     }
 }
 
-/// What is wrong with the value at this path, in JSON's words: clients know nothing of the types of a program in Rust. The body
-/// itself has an empty path.
+/// Describes the wrong value at this path in JSON's words, since clients do not know Rust's types.
+/// The path of the body itself is empty.
 fn about(path: &str, error: &serde_json::Error) -> ApiError {
     let whole = error.to_string();
     if !error.is_data() {
@@ -157,16 +183,16 @@ fn about(path: &str, error: &serde_json::Error) -> ApiError {
         };
         return ApiError::new(ErrorKind::Invalid, message);
     }
-    // A key says better where it is.
+    // The key is more useful than line and column.
     let message = whole.rsplit_once(" at line ").map_or(whole.as_str(), |(before, _)| before);
     let quoted = |begin: &str| Some(message.strip_prefix(begin)?.split_once('`')?.0);
-    // Of these the path leads to the object, not to the key.
+    // The path of a missing or duplicate key names its object.
     let joined = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
     if let Some(key) = quoted("missing field `") {
         return ApiError::invalid(joined(key), format!("`{}` is missing", joined(key)));
     }
     if let Some(key) = quoted("duplicate field `") {
-        return ApiError::invalid(joined(key), format!("`{}` is there twice, expected it once", joined(key)));
+        return ApiError::invalid(joined(key), format!("`{}` occurs twice, expected once", joined(key)));
     }
     let place = if path.is_empty() { "the body".to_owned() } else { format!("`{path}`") };
     let (found, expected) = match message.rsplit_once(", expected ") {
@@ -187,7 +213,7 @@ fn about(path: &str, error: &serde_json::Error) -> ApiError {
     }
 }
 
-/// A type's name in JSON's words; what a type says of itself stays.
+/// JSON's name of a Rust type; an expectation that a type words itself stays.
 fn in_json(expected: &str) -> &str {
     match expected {
         "f32" | "f64" => "a number",
@@ -203,7 +229,7 @@ fn in_json(expected: &str) -> &str {
     }
 }
 
-/// A value that was found, as it is written in JSON.
+/// A found value as JSON writes it.
 fn found_in_json(found: &str) -> &str {
     let quoted =
         ["integer `", "floating point `", "boolean `"].into_iter().find_map(|kind| found.strip_prefix(kind));
@@ -217,6 +243,8 @@ fn found_in_json(found: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[derive(Debug, serde::Deserialize)]
@@ -234,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn no_type_of_ours_is_named() {
+    fn errors_name_no_rust_types() {
         #[derive(Debug, serde::Deserialize)]
         #[allow(dead_code)]
         struct Kinds {
@@ -290,7 +318,7 @@ mod tests {
         let begun = std::time::Instant::now();
         let error = parse::<Body>(body.as_bytes()).unwrap_err();
         assert!(error.param.is_none() && error.message.ends_with("expected a number"), "{}", error.message);
-        // Each key by itself took minutes.
+        // Parsing once for each key took minutes.
         assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
     }
 
@@ -315,5 +343,23 @@ mod tests {
         assert!(parse::<Body>(b"{\"list\":[]} \n").is_ok());
         let error = parse::<Body>(br#"{"list":[]} x"#).unwrap_err();
         assert!(error.message.contains("expected its end"), "{}", error.message);
+    }
+
+    #[test]
+    fn parts_of_small_bodies_name_flattened_keys() {
+        #[derive(Debug, Deserialize)]
+        struct FlatKeys {
+            n: Option<u32>,
+        }
+        #[derive(Debug, Deserialize)]
+        struct KeyHolder {
+            #[serde(flatten)]
+            keys: FlatKeys,
+        }
+        let read = |body: Value| part::<KeyHolder>(&body, "options.");
+        assert_eq!(read(json!({ "n": 7 })).unwrap().keys.n, Some(7));
+        let param = |body: Value| read(body).unwrap_err().param;
+        assert_eq!(param(json!({ "a": 1, "n": "x" })).as_deref(), Some("options.n"));
+        assert_eq!(param(json!({ "a": "x".repeat(MAX_SEARCHED), "n": "x" })), None);
     }
 }

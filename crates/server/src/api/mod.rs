@@ -1,11 +1,14 @@
-//! One module an API, and what they share.
+//! The APIs, one module each, and their shared helpers.
 
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use jiff::Timestamp;
 
 use crate::effort::Effort;
 
 pub mod anthropic;
 pub mod body;
+pub mod keep_alive;
 pub mod llama;
 pub mod ollama;
 pub mod openai;
@@ -18,11 +21,11 @@ pub mod sampling;
 pub mod sse;
 mod timing;
 
-/// What a word of effort means; of one that means nothing the log has a warning, and the model decides.
+/// The effort that a word names. An unknown word is logged, and the model's default holds.
 fn named_effort(name: &str, word: &str) -> Option<Effort> {
     let found = Effort::named(word);
     if found.is_none() && !matches!(word, "" | "auto" | "default") {
-        tracing::warn!("`{name}` {word:?} is ignored: it is no effort that is known");
+        tracing::warn!("`{name}` {word:?} is ignored: it is not a known effort");
     }
     found
 }
@@ -30,4 +33,9 @@ fn named_effort(name: &str, word: &str) -> Option<Effort> {
 /// Unix time in seconds.
 fn seconds_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// A time in RFC 3339; the start of Unix time for a time that RFC 3339 cannot express.
+fn time(at: SystemTime) -> String {
+    Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }

@@ -1,4 +1,4 @@
-//! `/openapi.json`: what the server answers, for programs (<https://spec.openapis.org/oas/v3.1.0>).
+//! `/openapi.json`: the server's endpoints, for programs (<https://spec.openapis.org/oas/v3.1.0>).
 
 use std::sync::LazyLock;
 
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use crate::app::App;
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
-    // Compiled in, and read by a test.
+    // The file is compiled in, and a test parses it.
     let mut document: Value = serde_json::from_str(include_str!("openapi.json")).unwrap_or_default();
     document["info"]["version"] = json!(env!("CARGO_PKG_VERSION"));
     document
 });
 
-/// The path of it.
+/// The path of the document.
 pub fn router() -> Router<App> {
     Router::new().route("/openapi.json", get(|| async { Json(&*DOCUMENT) }))
 }
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn it_names_every_path_and_no_other() {
+    fn the_document_names_every_path_and_no_other() {
         let mut routes = BTreeSet::new();
         routes_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/api"), &mut routes);
         let documented: BTreeSet<String> = DOCUMENT["paths"]
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn every_schema_that_is_referred_to_is_there() {
+    fn every_referenced_schema_exists() {
         let text = DOCUMENT.to_string();
         let names = text.split("#/components/schemas/").skip(1).map(|rest| rest.split('"').next().unwrap());
         for name in names {

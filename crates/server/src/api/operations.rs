@@ -1,6 +1,6 @@
-//! What operators, routers and clients of llama-server ask: health, metrics, slots, tokens.
+//! Endpoints for operators, routers and clients of llama-server: health, metrics, slots, tokens.
 //!
-//! Health and metrics read plain numbers and never wait for an engine.
+//! Health and metrics only read counters and never wait for an engine.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::models::ModelStatus;
 use crate::request::Caller;
 use crate::stats::{Gauge, Histogram, Stats};
 
-/// All paths of these.
+/// All paths of these endpoints.
 pub fn router() -> axum::Router<App> {
     axum::Router::new()
         .route("/health", get(health))
@@ -34,7 +34,8 @@ pub fn router() -> axum::Router<App> {
         .route("/tokenizer_info", get(tokenizer_info))
 }
 
-/// Steps of a model that fail one after the other before a router should send requests elsewhere: its device is broken or lost.
+/// Number of successive failed steps of a model after which a router should use another server: the
+/// device is broken or lost.
 const FAILING: u64 = 3;
 
 async fn health(State(app): State<App>) -> Response {
@@ -58,34 +59,34 @@ async fn metrics(State(app): State<App>) -> Response {
     ([(header::CONTENT_TYPE, content_type)], exposition(&stats) + &of_memory(&app.memory())).into_response()
 }
 
-/// Of the models that are loaded.
+/// Metrics of the loaded models.
 fn stats(app: &App) -> Vec<(String, Arc<Stats>)> {
     let stats = |status: ModelStatus| Some((status.id, status.loaded?.stats().clone()));
     app.models().into_iter().filter_map(stats).collect()
 }
 
-/// Figures in Prometheus' text format:
+/// Metrics in Prometheus' text format:
 /// <https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>.
 fn exposition(models: &[(String, Arc<Stats>)]) -> String {
     type Number = fn(&Stats) -> &Gauge;
     type Times = fn(&Stats) -> &Histogram;
     let numbers: [(&str, &str, &str, Number); 9] = [
-        ("ingle_requests_running", "gauge", "Sequences in slots; requests that are computed.", |s| {
-            &s.running
-        }),
-        ("ingle_requests_waiting", "gauge", "Sequences or requests that wait.", |s| &s.waiting),
-        ("ingle_requests_parked", "gauge", "Sequences that wait for memory to go on.", |s| &s.parked),
-        ("ingle_steps_failing", "gauge", "Steps that failed one after the other.", |s| &s.failing),
-        ("ingle_kv_bytes_used", "gauge", "Bytes of keys and values that are held.", |s| &s.kv_bytes_used),
-        ("ingle_kv_bytes_budget", "gauge", "Most bytes of keys and values.", |s| &s.kv_bytes_budget),
+        ("ingle_requests_running", "gauge", "Running sequences, or requests being computed.", |s| &s.running),
+        ("ingle_requests_waiting", "gauge", "Waiting sequences or requests.", |s| &s.waiting),
+        ("ingle_requests_parked", "gauge", "Sequences that wait for memory to continue.", |s| &s.parked),
+        ("ingle_steps_failing", "gauge", "Number of successive failed steps.", |s| &s.failing),
+        ("ingle_kv_bytes_used", "gauge", "Bytes of KV pages in use.", |s| &s.kv_bytes_used),
+        ("ingle_kv_bytes_budget", "gauge", "Most bytes of KV pages.", |s| &s.kv_bytes_budget),
         ("ingle_tokens_computed_total", "counter", "Prompt tokens computed.", |s| &s.tokens_computed),
-        ("ingle_tokens_cached_total", "counter", "Prompt tokens found computed.", |s| &s.tokens_cached),
+        ("ingle_tokens_cached_total", "counter", "Prompt tokens found in the prefix cache.", |s| {
+            &s.tokens_cached
+        }),
         ("ingle_tokens_generated_total", "counter", "Tokens chosen.", |s| &s.tokens_generated),
     ];
     let times: [(&str, &str, Times); 3] = [
-        ("ingle_first_token_seconds", "From a request to its first token.", |s| &s.first_token),
-        ("ingle_token_seconds", "Between two tokens of an answer.", |s| &s.token),
-        ("ingle_request_seconds", "From a request to its end.", |s| &s.request),
+        ("ingle_first_token_seconds", "Seconds from a request to its first token.", |s| &s.first_token),
+        ("ingle_token_seconds", "Seconds between two tokens of an answer.", |s| &s.token),
+        ("ingle_request_seconds", "Seconds from a request to its end.", |s| &s.request),
     ];
     let label = |id: &str| id.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     let mut out = String::new();
@@ -115,24 +116,21 @@ fn exposition(models: &[(String, Arc<Stats>)]) -> String {
     out
 }
 
-/// What the governor of memory decided and why, as [`exposition`]. `device` is empty for the system's memory.
+/// Decisions of the memory governor and their reasons, in the format of [`exposition`]. `device` is
+/// empty for the system's memory.
 fn of_memory(memories: &[MemoryStatus]) -> String {
     type Bytes = fn(&MemoryStatus) -> u64;
     let numbers: [(&str, &str, Bytes); 9] = [
-        ("ingle_memory_budget_bytes", "Most bytes that pages and caches of all models may hold.", |m| {
-            m.budget
-        }),
-        ("ingle_memory_held_bytes", "Bytes that they hold.", |m| m.held),
+        ("ingle_memory_budget_bytes", "Most bytes of the pages and caches of all models.", |m| m.budget),
+        ("ingle_memory_held_bytes", "Bytes of the pages and caches of all models.", |m| m.held),
         ("ingle_memory_fixed_bytes", "Weights and activations of all models, as planned.", |m| m.fixed),
-        ("ingle_memory_free_bytes", "Free at the last reading.", |m| m.reading.free),
-        ("ingle_memory_reserve_bytes", "Left for everybody else.", |m| m.reserve),
-        ("ingle_memory_growth_bytes_per_second", "What running sequences take.", |m| m.growth),
-        (
-            "ingle_memory_booked_bytes",
-            "What the oldest sequences may still take of what is committed for them.",
-            |m| m.booked,
-        ),
-        ("ingle_memory_floor_bytes", "What the oldest sequences keep of what is held.", |m| m.floor),
+        ("ingle_memory_free_bytes", "Free memory at the last reading.", |m| m.reading.free),
+        ("ingle_memory_reserve_bytes", "Memory left for other programs.", |m| m.reserve),
+        ("ingle_memory_growth_bytes_per_second", "Memory of running sequences.", |m| m.growth),
+        ("ingle_memory_booked_bytes", "Memory committed to the oldest sequences and not used yet.", |m| {
+            m.booked
+        }),
+        ("ingle_memory_floor_bytes", "Memory in use by the oldest sequences.", |m| m.floor),
         ("ingle_memory_resident_bytes", "Memory of the process that no file backs.", |m| {
             m.reading.resident.unwrap_or(0)
         }),
@@ -149,7 +147,7 @@ fn of_memory(memories: &[MemoryStatus]) -> String {
         }
     }
     line(format_args!(
-        "# HELP ingle_memory_reason Why the budget is what it is.\n# TYPE ingle_memory_reason gauge"
+        "# HELP ingle_memory_reason Reason for the current budget.\n# TYPE ingle_memory_reason gauge"
     ));
     for memory in memories {
         let (device, reason) = (memory.device, memory.reason.name());
@@ -158,7 +156,7 @@ fn of_memory(memories: &[MemoryStatus]) -> String {
     out
 }
 
-/// A slot of another key is busy, and nothing more is said of it.
+/// A slot of another key is shown as busy and without details.
 async fn slots(State(app): State<App>, Extension(caller): Extension<Caller>) -> Json<Value> {
     let mut slots = Vec::new();
     for model in app.activity(&caller) {
@@ -177,7 +175,7 @@ async fn slots(State(app): State<App>, Extension(caller): Extension<Caller>) -> 
     Json(Value::Array(slots))
 }
 
-/// As llama-server has it (`content`, `add_special`), or vLLM (`prompt`, `add_special_tokens`).
+/// Keys of llama-server (`content`, `add_special`) or vLLM (`prompt`, `add_special_tokens`).
 #[derive(Deserialize)]
 struct Tokenize {
     #[serde(default, deserialize_with = "text_or_null")]
@@ -209,7 +207,7 @@ async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody<Tokenize>) ->
     let piece = |(id, bytes): &(u32, Vec<u8>)| match std::str::from_utf8(bytes) {
         _ if !body.with_pieces => json!(id),
         Ok(text) => json!({ "id": id, "piece": text }),
-        // Part of a character.
+        // A token that is a part of a character.
         Err(_) => json!({ "id": id, "piece": bytes }),
     };
     Ok(Json(json!({ "tokens": tokens.iter().map(piece).collect::<Vec<_>>(), "count": tokens.len() })))
@@ -231,13 +229,13 @@ async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody<Detokenize>
 }
 
 #[derive(Deserialize)]
-struct Which {
+struct SlotsQuery {
     #[serde(default, deserialize_with = "text_or_null")]
     model: String,
 }
 
-/// What evaluations need to tokenise by `/tokenize`, as vLLM has it.
-async fn tokenizer_info(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>> {
+/// vLLM's facts about the tokenizer, for evaluations that use `/tokenize`.
+async fn tokenizer_info(State(app): State<App>, Query(which): Query<SlotsQuery>) -> Result<Json<Value>> {
     let props = app.text_props(&which.model).await?;
     let mark = |text: String| (!text.is_empty()).then_some(text);
     let eos = mark(props.eos);

@@ -1,4 +1,4 @@
-//! Paths as clients write them, and what a client is told that asks at a path, or with a method, that the server does not have.
+//! Paths as clients write them, and errors for unknown paths and methods.
 
 use axum::extract::Request;
 use axum::http::{Method, Uri};
@@ -8,8 +8,8 @@ use crate::error::{ApiError, ErrorKind};
 /// The most letters of a path in a message.
 const MAX_SHOWN: usize = 100;
 
-/// Where the paths are that clients come close to, when a base address is not as they expect: some append `/v1` to an address that ends
-/// so, others have the path of another server before it.
+/// Known paths by their endings, to suggest one to a client with a wrong base address. Some append
+/// `/v1` twice; others prepend the path of another server.
 const ENDS: [&str; 12] = [
     "/chat/completions",
     "/completions",
@@ -25,8 +25,8 @@ const ENDS: [&str; 12] = [
     "/api/tags",
 ];
 
-/// A request at a path that lacks its `/v1`, at the path that has it: some clients are given the server's address alone. The paths that
-/// llama-server has without a version are routes of their own.
+/// Routes a request without `/v1` to the path that has it, since some clients get the server's
+/// address alone. llama-server's paths without a version have their own routes.
 pub(crate) async fn with_version(mut request: Request) -> Request {
     let given = request.uri().path_and_query().map_or("/", |path| path.as_str());
     let versioned = match given.trim_start_matches('/') {
@@ -44,26 +44,26 @@ pub(crate) async fn with_version(mut request: Request) -> Request {
     request
 }
 
-/// How paths begin that have a `/v1` before them.
+/// Starts of paths that need a `/v1` before them.
 const UNVERSIONED: [&str; 6] = ["messages", "models/", "responses/", "files", "audio/", "rerank"];
 
-/// The answer where nothing is.
+/// Answers a request for an unknown path.
 pub(crate) async fn nothing_there(method: Method, uri: Uri) -> ApiError {
     let hint = match near(uri.path()) {
         Some(path) => format!("expected {path}"),
-        None => "/openapi.json lists the paths that there are".to_owned(),
+        None => "/openapi.json lists all paths".to_owned(),
     };
     ApiError::new(ErrorKind::NotFound, format!("there is nothing at {method} {}; {hint}", shown(uri.path())))
 }
 
-/// The answer where another method is meant; the header `Allow` is axum's.
+/// Answers a request with a wrong method; axum sets the header `Allow`.
 pub(crate) async fn other_methods(method: Method, uri: Uri) -> ApiError {
     let path = shown(uri.path());
     let message = format!("{path} does not answer {method}, expected a method that the header Allow names");
     ApiError::new(ErrorKind::MethodNotAllowed, message)
 }
 
-/// The path that was probably meant.
+/// The known path that was probably meant.
 fn near(path: &str) -> Option<String> {
     let path = path.to_ascii_lowercase();
     let end = ENDS.into_iter().filter(|end| path.ends_with(end)).max_by_key(|end| end.len())?;
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_version_that_lacks_is_added() {
+    async fn a_missing_version_is_added() {
         for (given, path) in [
             ("/messages?beta=true", "/v1/messages?beta=true"),
             ("/models/a/b", "/v1/models/a/b"),

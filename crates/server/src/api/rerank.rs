@@ -1,4 +1,4 @@
-//! `/v1/rerank`: how well documents fit a query, as Jina's and Cohere's APIs have it.
+//! `/v1/rerank`: relevance of documents to a query, in the shape of Jina's and Cohere's APIs.
 
 use axum::extract::State;
 use axum::routing::post;
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::body::JsonBody;
-use super::sampling::keep_alive;
+use super::keep_alive::keep_alive;
 use crate::app::{App, EmbedRequest};
 use crate::error::{ApiError, Result};
 use crate::request::Prompt;
@@ -18,7 +18,7 @@ pub fn router() -> Router<App> {
 }
 
 #[derive(Deserialize)]
-struct Body {
+struct RerankBody {
     #[serde(default)]
     model: String,
     query: String,
@@ -43,10 +43,10 @@ impl Document {
     }
 }
 
-/// Documents of one request.
+/// Most documents of one request.
 const MAX_DOCUMENTS: usize = 2048;
 
-async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body>) -> Result<Json<Value>> {
+async fn create(State(app): State<App>, JsonBody(body): JsonBody<RerankBody>) -> Result<Json<Value>> {
     let n = body.documents.len();
     if !(1..=MAX_DOCUMENTS).contains(&n) {
         let message = format!("`documents` has {n} entries, expected 1 to {MAX_DOCUMENTS}");

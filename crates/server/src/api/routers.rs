@@ -1,4 +1,4 @@
-//! What vLLM's and SGLang's routers ask of a server before and while they send it requests.
+//! Endpoints of vLLM and SGLang that their routers call before and while they send requests.
 
 use axum::extract::State;
 use axum::routing::get;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::models::{LoadedStatus, TextStatus};
 
-/// The paths of these.
+/// The paths of these endpoints.
 pub fn router() -> Router<App> {
     Router::new()
         .route("/get_model_info", get(model_info))
@@ -20,11 +20,11 @@ pub fn router() -> Router<App> {
         .route("/version", get(version))
 }
 
-/// The first model that writes text and is loaded, with its id.
+/// The first loaded model that generates text, with its id.
 fn first(app: &App) -> Option<(String, TextStatus)> {
-    app.models().into_iter().find_map(|status| match status.loaded {
-        Some(LoadedStatus::Text(text)) => Some((status.id, text)),
-        _ => None,
+    app.models().into_iter().find_map(|status| {
+        let Some(LoadedStatus::Text(text)) = status.loaded else { return None };
+        Some((status.id, text))
     })
 }
 

@@ -1,4 +1,4 @@
-//! Server-sent events: frames as the standard has them, in a body that ends when its answer does.
+//! Server-sent events, in a body that ends with its answer.
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
@@ -8,12 +8,12 @@ use serde::Serialize;
 
 use crate::error::ApiError;
 
-/// `data: …` of an event without a name.
+/// Frame `data: …` of an event without a name.
 pub fn data(value: &impl Serialize) -> Bytes {
     frame(None, value)
 }
 
-/// `event: …` and `data: …`.
+/// Frame `event: …` and `data: …`.
 pub fn event(name: &str, value: &impl Serialize) -> Bytes {
     frame(Some(name), value)
 }
@@ -26,7 +26,8 @@ fn frame(name: Option<&str>, value: &impl Serialize) -> Bytes {
         out.push(b'\n');
     }
     out.extend_from_slice(b"data: ");
-    // JSON text has no line breaks. Our own types have texts for keys and no other cause to fail.
+    // JSON text has no line breaks. Serialization of these types fails only for keys that are no
+    // texts, which they lack.
     if serde_json::to_writer(&mut out, value).is_err() {
         out.extend_from_slice(b"{\"error\":{\"message\":\"an event could not be written\"}}");
     }
@@ -34,19 +35,19 @@ fn frame(name: Option<&str>, value: &impl Serialize) -> Bytes {
     out.into()
 }
 
-/// A response of these frames.
+/// Returns a response of these frames.
 pub fn response(frames: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     let frames = futures_util::StreamExt::map(frames, Ok::<_, std::convert::Infallible>);
     let mut response = Body::from_stream(frames).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Proxies are not to collect it.
+    // Tells proxies not to buffer the stream.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
 
-/// OpenAI's way to say that an answer cannot go on, when its status has been sent already.
+/// OpenAI's event for an answer that fails after its status has been sent.
 pub fn error(error: &ApiError) -> Bytes {
     data(&serde_json::json!({ "error": error.openai_json() }))
 }

@@ -1,10 +1,11 @@
-//! How long answers take and how far prompts are, in llama-server's words: `timings` and `prompt_progress` of an answer's events.
+//! Times of answers and progress of prefill in llama-server's form: `timings` and `prompt_progress`
+//! of events.
 
 use engine::{Progress, Timings};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Keys of a request that ask for more in the events of its stream.
+/// Keys of a request that add times and progress to its events.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub(super) struct TimingKeys {
     #[serde(default)]
@@ -14,12 +15,12 @@ pub(super) struct TimingKeys {
 }
 
 impl TimingKeys {
-    /// Whether the prompt's progress is told; an answer that is not streamed has no event for it.
+    /// Returns true if progress is reported; only a stream has events for it.
     pub(super) fn progress(self, is_streamed: bool) -> bool {
         is_streamed && self.return_progress == Some(true)
     }
 
-    /// The `timings` of an event before the answer, if they are asked for: of what was computed of the prompt.
+    /// The `timings` of an event before the answer, if wanted: those of the prefill so far.
     pub(super) fn of_prompt(self, progress: &Progress) -> Option<Value> {
         let Progress { n_prompt: _, n_reused, n_done, seconds } = *progress;
         let so_far = Timings {
@@ -31,7 +32,7 @@ impl TimingKeys {
         (self.timings_per_token == Some(true)).then(|| timings_json(&so_far))
     }
 
-    /// The `timings` of an event, if they are asked for and a token has come.
+    /// The `timings` of an event, if wanted and if a token has been generated.
     pub(super) fn of_event(self, timings: &Timings) -> Option<Value> {
         let is_asked = self.timings_per_token == Some(true);
         (is_asked && timings.generated_tokens > 0).then(|| timings_json(timings))
@@ -54,7 +55,7 @@ pub(super) fn timings_json(t: &Timings) -> Value {
     })
 }
 
-/// Tokens, and milliseconds since the prompt's first step.
+/// Prefill progress in tokens, and milliseconds since its first step.
 pub(super) fn progress_json(progress: &Progress) -> Value {
     let Progress { n_prompt, n_reused, n_done, seconds } = progress;
     json!({ "total": n_prompt, "cache": n_reused, "processed": n_done, "time_ms": seconds * 1e3 })

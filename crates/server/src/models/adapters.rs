@@ -1,7 +1,7 @@
 //! Adapters (LoRA) of models, loaded and unloaded while the server runs.
 //!
-//! A loaded model gets and loses adapters between two steps ([`engine::Engine::set_adapters`]), by plans that are made while it computes:
-//! its running answers go on, and what was cached stays.
+//! A loaded model gains and loses adapters between two steps ([`engine::Engine::set_adapters`]).
+//! The plans are made while it computes, so running answers continue and the cache stays valid.
 
 use std::sync::{Arc, PoisonError};
 
@@ -9,7 +9,7 @@ use engine::{AdapterPlanner, PlannedAdapters};
 
 use super::{Entry, Model, Models, ServedAdapter};
 use crate::access::tenant;
-use crate::app::blocking;
+use crate::blocking::blocking;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::worker::Worker;
 
@@ -24,7 +24,8 @@ impl Models {
         self.adapters().into_iter().find(|adapter| adapter.name == name)
     }
 
-    /// Serve an adapter of a model; of the first one if it names none. `replace`: one of this name may be there.
+    /// Loads an adapter of a model, or of the first model if it names none. With `replace`, the
+    /// name may be in use.
     pub(crate) async fn load_adapter(&self, adapter: ServedAdapter, replace: bool) -> Result<()> {
         let name = adapter.name.clone();
         let entry = self.find(&adapter.model).await?;
@@ -36,7 +37,7 @@ impl Models {
         let known = self.adapter(&name);
         if known.as_ref().is_some_and(|known| !replace || known.model != adapter.model) {
             let message = format!(
-                "the adapter `{name}` is loaded already; unload it first, or set `load_inplace` to load it anew"
+                "the adapter `{name}` is loaded already; unload it first, or set `load_inplace` to reload it"
             );
             return Err(ApiError::invalid("lora_name", message));
         }
@@ -55,14 +56,15 @@ impl Models {
         } else {
             self.adapter_owners.lock().unwrap_or_else(PoisonError::into_inner).insert(name, tenant());
         }
-        changed.map_err(|error| match error.kind {
-            // The files, or that they do not fit the model.
-            ErrorKind::Internal => ApiError::invalid("lora_path", error.message),
-            _ => error,
+        // The files are missing or do not fit the model.
+        let of_files = |error: &ApiError| error.kind == ErrorKind::Internal;
+        changed.map_err(|error| match of_files(&error) {
+            true => ApiError::invalid("lora_path", error.message),
+            false => error,
         })
     }
 
-    /// Serve an adapter no longer.
+    /// Unloads an adapter.
     pub(crate) async fn unload_adapter(&self, name: &str) -> Result<()> {
         let Some(adapter) = self.adapter(name) else {
             let message = format!("there is no adapter `{name}`");
@@ -75,11 +77,13 @@ impl Models {
         self.take_adapter(&entry, name).await
     }
 
+    /// Checks that the caller loaded this adapter.
+    ///
     /// # Errors
-    /// An adapter is another key's, or of the command line: the caller may use it, and no more.
+    /// Another key or the command line loaded it. The caller may use it, but not change it.
     fn check_owner(&self, name: &str) -> Result<()> {
         let owners = self.adapter_owners.lock().unwrap_or_else(PoisonError::into_inner);
-        // Without keys, everybody may.
+        // Without keys, every client may change it.
         if tenant() == 0 || owners.get(name) == Some(&tenant()) {
             return Ok(());
         }
@@ -88,16 +92,17 @@ impl Models {
         Err(ApiError::new(ErrorKind::Forbidden, message))
     }
 
-    /// Give a model an adapter that the loader knows: between two steps if it is loaded, and as a part of it otherwise.
+    /// Adds an adapter that the loader knows to a model: between two steps if the model is loaded,
+    /// otherwise when it is loaded.
     async fn give_adapter(&self, entry: &Arc<Entry>, name: &str) -> Result<()> {
-        // Whoever asks for the model meanwhile waits.
+        // Other users of the model wait meanwhile.
         let loaded = entry.loaded.lock().await;
         let Some(model) = loaded.clone() else {
             drop(loaded);
             return self.get(&entry.id, None).await.map(drop);
         };
         let Model::Text(model) = model else {
-            let message = format!("{} writes no text, and adapters are for models that do", entry.id);
+            let message = format!("{} does not generate text, and adapters are for models that do", entry.id);
             return Err(ApiError::invalid("base_model_name", message));
         };
         let (loader, name) = (self.loader.clone(), name.to_owned());
@@ -108,7 +113,7 @@ impl Models {
         change(&model.worker, move |planner| planner.add(adapter.clone(), true)).await
     }
 
-    /// Take an adapter from a model if it is loaded.
+    /// Removes an adapter from a loaded model.
     async fn take_adapter(&self, entry: &Entry, name: &str) -> Result<()> {
         let loaded = entry.loaded.lock().await;
         let Some(Model::Text(model)) = &*loaded else { return Ok(()) };
@@ -117,7 +122,7 @@ impl Models {
     }
 }
 
-/// Change an engine's adapters as `plan` plans it, anew where the engine has let go of one meanwhile.
+/// Changes an engine's adapters by `plan`, and plans again if the engine has dropped one meanwhile.
 async fn change(
     worker: &Worker,
     plan: impl Fn(&AdapterPlanner) -> engine::Result<PlannedAdapters> + Clone + Send + 'static,

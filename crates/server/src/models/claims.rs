@@ -1,5 +1,5 @@
-//! Until when each tenant wants a model to stay loaded. A key that unloads a model, or lets it go soon, speaks for itself: the model
-//! stays for as long as another one wants it.
+//! Times until which each tenant wants a model to stay loaded. A key's request to unload concerns
+//! only its own claim: the model stays while another tenant wants it.
 
 use std::time::Instant;
 
@@ -10,14 +10,14 @@ pub(super) struct Claims(Vec<Claim>);
 #[derive(Debug)]
 struct Claim {
     tenant: u64,
-    /// Its requests that use the model now.
+    /// The tenant's requests that use the model now.
     n_users: usize,
-    /// After the last of them; `None`: for ever.
+    /// End of the claim after the last request; `None` for never.
     until: Option<Instant>,
 }
 
 impl Claims {
-    /// A request of `tenant` uses the model.
+    /// Counts a request of `tenant`.
     pub(super) fn begin(&mut self, tenant: u64) {
         match self.0.iter_mut().find(|claim| claim.tenant == tenant) {
             Some(claim) => claim.n_users += 1,
@@ -25,9 +25,9 @@ impl Claims {
         }
     }
 
-    /// A request of `tenant` has ended; the tenant wants the model until then, `None`: for ever.
+    /// Ends a request of `tenant`, which wants the model until `until`; `None` for forever.
     pub(super) fn end(&mut self, tenant: u64, until: Option<Instant>) {
-        // What the server loaded for itself, before anybody asked, is everybody's.
+        // The server's own load at start belongs to every tenant.
         self.0.retain(|claim| claim.tenant == tenant || claim.tenant != 0 || claim.n_users > 0);
         if let Some(claim) = self.0.iter_mut().find(|claim| claim.tenant == tenant) {
             claim.n_users = claim.n_users.saturating_sub(1);
@@ -35,7 +35,7 @@ impl Claims {
         }
     }
 
-    /// `tenant` wants the model no longer; whether another one does.
+    /// Ends the claim of `tenant`. Returns true if another tenant has one.
     pub(super) fn give_up(&mut self, tenant: u64, now: Instant) -> bool {
         for claim in self.0.iter_mut().filter(|claim| claim.tenant == tenant || claim.tenant == 0) {
             claim.until = Some(now);
@@ -44,7 +44,7 @@ impl Claims {
         self.0.iter().any(|claim| claim.tenant != tenant && wants(claim))
     }
 
-    /// When nobody wants it any more, once nobody uses it; `None`: never.
+    /// Time when the last claim ends if no request uses the model; `None` for never.
     pub(super) fn until(&self) -> Option<Instant> {
         self.0.iter().map(|claim| claim.until).reduce(|a, b| Some(a?.max(b?))).flatten()
     }
@@ -60,7 +60,7 @@ mod tests {
         let now = Instant::now();
         let after = |seconds| Some(now + Duration::from_secs(seconds));
         let mut claims = Claims::default();
-        // The server itself, when it starts.
+        // The server itself loads the model at its start.
         claims.begin(0);
         claims.end(0, None);
         assert_eq!(claims.until(), None);
@@ -71,10 +71,10 @@ mod tests {
         assert_eq!(claims.until(), after(300));
         assert!(claims.give_up(2, now) && !claims.give_up(1, now));
         assert!(claims.until().is_some_and(|until| until <= now));
-        // While a request runs, its tenant wants the model.
+        // A running request is a claim.
         claims.begin(1);
         assert!(claims.give_up(2, now) && !claims.give_up(1, now));
-        // For ever is longer than any time.
+        // Forever is later than any time.
         claims.end(1, None);
         assert_eq!(claims.until(), None);
         assert!(claims.give_up(2, now));

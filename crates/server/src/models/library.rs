@@ -1,11 +1,11 @@
-//! Which models there are: names and what they mean, pulling, deleting, unloading by name.
+//! The set of models: resolving names, pulling, deleting, unloading by name.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use super::{Entry, Model, Models, PullProgress, TextModel, unload};
 use crate::access::tenant;
-use crate::app::blocking;
+use crate::blocking::blocking;
 use crate::details::ModelDetails;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::paths::without_folders;
@@ -15,7 +15,7 @@ impl Models {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Serve these too; those that are served already stay as they are.
+    /// Serves these models too; known ones stay as they are.
     pub(super) fn add(&self, names: Vec<String>) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         for name in names {
@@ -36,7 +36,7 @@ impl Models {
         }
     }
 
-    /// The model of this name, the first of all for an empty one.
+    /// The model of this name; the first for an empty name.
     pub(super) async fn find(&self, name: &str) -> Result<Arc<Entry>> {
         let adapter = self.adapter(name);
         let name = adapter.as_ref().map_or(name, |adapter| &adapter.model);
@@ -52,27 +52,27 @@ impl Models {
         found.ok_or_else(|| ApiError::no_model(name, &self.names()))
     }
 
-    /// Unload a model, at once or when the last request that uses it has ended; its id.
+    /// Unloads a model, after the last request that uses it has ended. Returns its id.
     ///
     /// # Errors
-    /// There is none of this name, or another key wants it to stay.
+    /// There is no such model, or another key wants it to stay.
     pub(crate) async fn unload(&self, name: &str) -> Result<String> {
         let entry = self.find(name).await?;
         give_up(&entry)?;
-        // A load that is on its way ends first.
+        // A running load completes first.
         drop(entry.loaded.lock().await);
         if !unload(&entry, |_| true) {
             let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
             if shown.model.is_some() {
                 shown.is_unwanted = true;
-                // If the last user has gone in the meantime.
+                // The last user may have gone meanwhile.
                 shown.expires = Some(Instant::now());
             }
         }
         Ok(entry.id.clone())
     }
 
-    /// A model's id, and what it is, as its files say.
+    /// A model's id and its details from its files.
     pub(crate) async fn details(&self, name: &str) -> Result<(String, Arc<ModelDetails>)> {
         let entry = self.find(name).await?;
         let id = entry.id.clone();
@@ -100,9 +100,9 @@ impl Models {
         Ok((id, details))
     }
 
-    /// Fetch a model and serve it.
+    /// Downloads a model and serves it.
     pub(crate) fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> Result<()> {
-        // What is served is here, or is fetched when it is loaded; clients pull again to be sure.
+        // A known model is pulled as well, since its files may be missing or old.
         self.loader.pull(name, progress)?;
         if self.known(name).is_none() {
             self.add(self.loader.resolve(name).into_iter().collect());
@@ -110,41 +110,41 @@ impl Models {
         Ok(())
     }
 
-    /// Unload a model, remove its files, and serve it no more.
+    /// Unloads a model, deletes its files, and stops serving it.
     pub(crate) async fn delete(&self, name: &str) -> Result<()> {
         if name.is_empty() {
             return Err(ApiError::invalid("model", "`model` is missing, expected the name of a model"));
         }
-        // Whether clients may delete at all is said before whether there is such a model.
+        // Clients without permission must not learn which models exist.
         let entry = self.find(name).await.ok();
         if let Some(entry) = &entry {
             give_up(entry)?;
         }
         let (loader, id) = (self.loader.clone(), entry.as_ref().map_or(name, |entry| &entry.id).to_owned());
         blocking(move || loader.delete(&id)).await?;
-        // The answers that are being written keep their model until they end.
+        // Running answers keep their model until they end.
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         entries.retain(|other| entry.as_ref().is_none_or(|entry| !Arc::ptr_eq(other, entry)));
         Ok(())
     }
 }
 
-/// The caller wants a model no longer.
+/// Ends the caller's claim on a model.
 ///
 /// # Errors
-/// Another key does.
+/// Another key has a claim.
 fn give_up(entry: &Entry) -> Result<()> {
     let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
     let is_wanted = shown.claims.give_up(tenant(), Instant::now());
     shown.expires = shown.claims.until();
     if is_wanted {
-        let message = format!("the model `{}` stays as it is: another key of this server uses it", entry.id);
+        let message = format!("the model `{}` stays loaded: another key is using it", entry.id);
         return Err(ApiError::new(ErrorKind::Forbidden, message));
     }
     Ok(())
 }
 
-/// Ollama's clients say `name:latest` for a name without a tag.
+/// Ollama's clients send `name:latest` for a name without a tag.
 fn is_same(a: &str, b: &str) -> bool {
     let bare = |name| str::strip_suffix(name, ":latest").unwrap_or(name).to_owned();
     bare(a) == bare(b)

@@ -1,4 +1,4 @@
-//! Where models come from: what the program around the server knows of files and devices.
+//! The source of models: the interface to the program that knows files and devices.
 
 use std::time::Duration;
 
@@ -7,15 +7,16 @@ use speech::Transcriber;
 
 use crate::error::{ApiError, ErrorKind, Result};
 
-/// Loads models; what devices and file formats there are is its business.
+/// Loads models. The implementation alone knows devices and file formats.
 pub trait Loader: Send + Sync + 'static {
-    /// Load the model that the server was started with under this name. Called on a thread of the model's own.
+    /// Loads the model that the server serves under this name. Runs on the model's own thread.
     ///
     /// # Errors
-    /// The file, the device or the memory, in words for people; `does_not_fit`: another model may be unloaded and this tried again.
+    /// The file, the device or the memory failed, in words for people. With `does_not_fit`, the
+    /// caller may unload another model and try again.
     fn load(&self, name: &str) -> std::result::Result<Loaded, LoadError>;
 
-    /// Read what a model is; nothing is fetched, and no memory of a device is taken.
+    /// Reads a model's description, without downloads and without memory of a device.
     ///
     /// # Errors
     /// It is not on this machine, or is not a model.
@@ -24,32 +25,32 @@ pub trait Loader: Send + Sync + 'static {
         Err(LoadError { message, does_not_fit: false })
     }
 
-    /// Names of models that are on this machine and may be served beside those that the server was started with.
+    /// Names of further models on this machine that may be served.
     fn installed(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// The name under which such a model is served, if `name` means one.
+    /// The served name of such a model, if `name` denotes one.
     fn resolve(&self, name: &str) -> Option<String> {
         let _ = name;
         None
     }
 
-    /// The adapters that models are loaded with from now on.
+    /// The adapters that future loads of models include.
     fn adapters(&self) -> Vec<ServedAdapter> {
         Vec::new()
     }
 
-    /// Load a model with this adapter, too, from now on; its name is not in use.
+    /// Includes this adapter in future loads. Its name is not in use.
     ///
     /// # Errors
-    /// Clients may not do this, or the files are not there.
+    /// Clients may not do this, or the files are missing.
     fn add_adapter(&self, adapter: ServedAdapter) -> Result<()> {
         let _ = adapter;
         Err(ApiError::new(ErrorKind::Forbidden, "adapters cannot be loaded here"))
     }
 
-    /// Open the files of an adapter among [`Self::adapters`], for a model that is loaded already.
+    /// Opens the files of an adapter of [`Self::adapters`], for a loaded model.
     ///
     /// # Errors
     /// There is none of this name, or its files are not an adapter's.
@@ -58,17 +59,18 @@ pub trait Loader: Send + Sync + 'static {
         Err(LoadError { message, does_not_fit: false })
     }
 
-    /// Whether whoever started the server is told of models that cannot be loaded, so that the log need not say it too.
+    /// Returns true if the loader itself reports models that cannot be loaded, so that the log does
+    /// not repeat it.
     fn tells_of_failures(&self) -> bool {
         false
     }
 
-    /// Load models without the adapter of this name from now on.
+    /// Excludes the adapter of this name from future loads.
     fn remove_adapter(&self, name: &str) {
         let _ = name;
     }
 
-    /// Fetch a model, to be served from now on.
+    /// Downloads a model, to be served from now on.
     ///
     /// # Errors
     /// Clients may not do this; there is no such model; the network or the disk failed.
@@ -77,10 +79,10 @@ pub trait Loader: Send + Sync + 'static {
         Err(ApiError::new(ErrorKind::Forbidden, "models cannot be pulled here"))
     }
 
-    /// Remove a fetched model's files.
+    /// Deletes the files of a downloaded model.
     ///
     /// # Errors
-    /// Clients may not do this; the files were not fetched by us; the disk failed.
+    /// Clients may not do this; this program did not download the files; the disk failed.
     fn delete(&self, name: &str) -> Result<()> {
         let _ = name;
         Err(ApiError::new(ErrorKind::Forbidden, "models cannot be deleted here"))
@@ -90,35 +92,35 @@ pub trait Loader: Send + Sync + 'static {
 /// An adapter (LoRA) of a served model, which requests name instead of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedAdapter {
-    /// What requests call it.
+    /// The adapter's name in requests.
     pub name: String,
     /// The id of its model.
     pub model: String,
-    /// Where its files are.
+    /// Path of its files.
     pub path: String,
 }
 
-/// How far a file of a model has been fetched.
+/// Progress of downloading a file of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullProgress {
     /// The file's name.
     pub file: String,
-    /// Its length in bytes, if the server says so.
+    /// Length in bytes, if the remote server reports it.
     pub total: Option<u64>,
-    /// Bytes that are here.
+    /// Bytes downloaded so far.
     pub completed: u64,
 }
 
-/// What a model is for.
+/// The kind of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It writes text, and answers in chats.
+    /// Generates text and has a chat template.
     Chat,
-    /// It writes text, and has no chat template.
+    /// Generates text without a chat template.
     Text,
-    /// It turns texts into vectors.
+    /// Computes embeddings.
     Embedder,
-    /// It writes down speech.
+    /// Transcribes speech.
     Speech,
 }
 
@@ -133,7 +135,7 @@ impl Kind {
         }
     }
 
-    /// What it can do, as lists of models say it.
+    /// Capabilities, as lists of models name them.
     pub fn capabilities(self) -> &'static [&'static str] {
         match self {
             Kind::Chat => &["completion", "chat"],
@@ -144,19 +146,19 @@ impl Kind {
     }
 }
 
-/// What a model's thread runs.
+/// A loaded model, which its thread runs.
 pub enum Loaded {
-    /// It writes text.
+    /// A model that generates text.
     Text(Box<Engine>),
-    /// It turns texts into vectors.
+    /// A model that computes embeddings.
     Embedder(Box<Embedder>),
-    /// It writes down speech.
+    /// A model that transcribes speech.
     Speech(Box<Transcriber>),
 }
 
 impl Loaded {
-    /// Compute steps of every size once, so that what a device does at first use is done before a client waits for it; for `most` at
-    /// most.
+    /// Computes steps of every size once, so that no client waits for a device's first use. Stops
+    /// after `most`.
     ///
     /// # Errors
     /// The device failed.
@@ -171,7 +173,7 @@ impl Loaded {
                 }
                 Ok(())
             }
-            // A window is seconds of a processor's work, which the first request may as well do.
+            // A window takes seconds of CPU time, which the first request may spend as well.
             Loaded::Speech(_) if most < Duration::from_secs(1) => Ok(()),
             Loaded::Embedder(embedder) => Ok(embedder.embed_tokens(&[&[0]]).map(drop)?),
             Loaded::Speech(transcriber) => Ok(transcriber.warm_up()?),
@@ -179,11 +181,11 @@ impl Loaded {
     }
 }
 
-/// Why a model was not loaded.
+/// Reason why a model was not loaded.
 #[derive(Clone, Debug)]
 pub struct LoadError {
-    /// In words for people.
+    /// The reason in words for people.
     pub message: String,
-    /// There is not enough memory now.
+    /// True if there is not enough memory now.
     pub does_not_fit: bool,
 }

@@ -1,55 +1,57 @@
-//! Models that write text.
+//! Models that generate text.
 
 use std::sync::{Arc, OnceLock};
 
 use engine::{DryBreakers, Engine};
 use text::{Gap, Grammar, GrammarCompiler, HeldCalls, Matcher, Tokenizer, Trigger, Triggers};
 
+use super::calls_key::CallsKey;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::matchers::Matchers;
 use crate::reading::Template;
-use crate::tool_calls::CallsKey;
 use crate::warnings;
 use crate::worker::Worker;
 
-/// A model that writes text, and the handle of its thread.
+/// A model that generates text, and the handle of its thread.
 #[derive(Clone)]
 pub(crate) struct TextModel {
     pub(crate) id: String,
     pub(crate) facts: Arc<Facts>,
     pub(crate) worker: Worker,
-    /// Whose request it answers.
+    /// Tenant of the current request.
     pub(super) tenant: u64,
 }
 
-/// What is made so quickly that its time tells nobody what others ask is kept for all tenants.
+/// Tenant of caches that all share: their values are made so fast that timing reveals nothing about
+/// others.
 const EVERYBODY: u64 = 0;
 
-/// What a thread tells of its engine when it has loaded.
+/// Facts that a thread reports about its loaded engine.
 pub(crate) struct Facts {
     pub(crate) model: Arc<engine::Model>,
     pub(crate) tokenizer: Arc<Tokenizer>,
-    /// The chat template; `None`: a base model.
+    /// The chat template; `None` for a base model.
     pub(super) template: Option<Template>,
-    /// Tokens of a sequence.
+    /// Context length of a sequence, in tokens.
     pub(crate) n_ctx: usize,
-    /// Most bytes of a text that may fit in so many tokens.
+    /// Most bytes of a text that may fit in `n_ctx` tokens.
     pub(crate) max_text: usize,
-    /// Sequences at once.
+    /// Number of concurrent sequences.
     pub(crate) n_slots: usize,
     /// The device's name.
     pub(super) device: &'static str,
-    /// Made for the first request that has a grammar.
+    /// Compiler of grammars, made at first use.
     compiler: OnceLock<std::result::Result<GrammarCompiler, String>>,
     matchers: Matchers,
     calls: Matchers<CallsKey, HeldCalls>,
     triggers: Matchers<Vec<Trigger>, Arc<Triggers>>,
-    /// Of DRY, by their list.
+    /// Prepared breakers of DRY, by their list.
     breakers: Matchers<Vec<String>, DryBreakers>,
 }
 
 impl Facts {
-    /// Refuse a text that cannot fit in the context, before anything is made of it. `key` is where it came from.
+    /// Refuses a text that cannot fit in the context, before any work on it. `key` is its key in
+    /// the request.
     ///
     /// # Errors
     /// It has more bytes than all tokens of a context.
@@ -60,7 +62,7 @@ impl Facts {
         }
     }
 
-    /// What a grammar waits for, compiled.
+    /// Compiles the triggers of a grammar.
     ///
     /// # Errors
     /// A trigger is not valid, or takes too much memory.
@@ -72,7 +74,7 @@ impl Facts {
         })
     }
 
-    /// DRY's breakers made ready for this vocabulary, once for all requests that have the same.
+    /// Prepares DRY's breakers for this vocabulary, once for equal lists.
     pub(crate) fn breakers(&self, breakers: &DryBreakers) -> DryBreakers {
         let made = self.breakers.get(EVERYBODY, &breakers.texts().to_vec(), || {
             breakers.prepare(&self.tokenizer);
@@ -133,20 +135,21 @@ impl TextModel {
 }
 
 impl TextModel {
-    /// What holds an answer to a grammar.
+    /// The matcher of a grammar.
     ///
     /// # Errors
-    /// The grammar is not valid or not supported, or the vocabulary cannot spell how its texts begin.
+    /// The grammar is not valid or not supported, or the vocabulary cannot spell how its texts
+    /// begin.
     pub(crate) fn matcher(&self, grammar: &Grammar) -> Result<Matcher> {
         let matcher = self.facts.matchers.get(self.tenant, grammar, || self.facts.compile(grammar))?;
         warnings::unenforced(matcher.unenforced());
         Ok(matcher)
     }
 
-    /// What calls of tools are held to; made now if it was not of late.
+    /// The cached constraint of tool calls, or a new one from `make`.
     ///
     /// # Errors
-    /// Of `make`.
+    /// Those of `make`.
     pub(crate) fn held_calls(
         &self,
         key: &CallsKey,
@@ -155,22 +158,25 @@ impl TextModel {
         self.facts.calls.get(self.tenant, key, make)
     }
 
-    /// A grammar of calls, compiled. It is not kept, see [`Self::held_calls`].
+    /// Compiles a grammar of calls. The result is cached by [`Self::held_calls`] only.
     ///
     /// # Errors
-    /// As of [`Self::matcher`].
+    /// As [`Self::matcher`].
     pub(crate) fn compile_tools(&self, grammar: &Grammar) -> text::Result<Matcher> {
         self.facts.compile(grammar).map_err(|error| text::Error::Grammar { what: error.message })
     }
 
-    /// The prompt that has the model fill a gap, and the tokens that end what fills it.
+    /// The prompt to fill a gap, and the tokens that end the filling.
     ///
     /// # Errors
-    /// It was not trained for that.
+    /// The model was not trained to fill gaps.
     pub(crate) fn around_gap(&self, gap: &Gap) -> Result<(Vec<u32>, Vec<u32>)> {
         let tokenizer = &self.facts.tokenizer;
         let tokens = tokenizer.fill_in_middle().ok_or_else(|| {
-            let message = format!("the model `{}` has no tokens around a gap, so it fills none", self.id);
+            let message = format!(
+                "the model `{}` has no fill-in-the-middle tokens, so it does not support `suffix`",
+                self.id
+            );
             ApiError::invalid("suffix", message)
         })?;
         let n_bytes = gap.before.len() + gap.after.len();

@@ -1,5 +1,5 @@
 "use strict";
-// ---- The talk.
+// ---- The conversation.
 function draw() {
   const empty = el("div", { className: "empty" }, el("h2", { textContent: "What shall we talk about?" }), el("p", { className: "quiet", textContent: "Conversations stay in this browser." }));
   $("talk").replaceChildren(...(chat.messages.length ? chat.messages.map(turn) : [empty]));
@@ -57,13 +57,13 @@ const capable = m => m.capabilities ?? models.find(p => p.id === m.parent)?.capa
 const can = (m, what) => capable(m).includes(what);
 const isBase = m => can(m, "completion") && !can(m, "chat");
 const chosen = () => models.find(m => m.id === $("model").value);
-// A path is named by its end, where no other ends so.
+// A model is shown by the end of its path, unless another path has the same end.
 function label(id, ids) {
   const end = id.split("/").pop();
   return id.startsWith("/") && ids.filter(other => other.split("/").pop() === end).length === 1 ? end : id;
 }
 function drawState(text, isError = false) { $("state").textContent = text; $("state").className = isError ? "error" : "quiet"; }
-// Tell that nobody answers, and look for the server until it does.
+// Show that the server does not answer, and poll until it does.
 function lose() {
   if (!isLost) note(UNREACHABLE);
   isLost = true;
@@ -107,7 +107,7 @@ function capabilities() {
   document.title = m ? label(m.id, models.map(m => m.id)) + " · Ingle" : "Ingle";
   drawContext();
 }
-// How much of the model's context the conversation takes.
+// Share of the model's context that the conversation uses.
 function drawContext() {
   const used = chat?.messages.findLast(m => m.tokens)?.tokens, most = chosen()?.max_model_len, n = x => x.toLocaleString("en");
   $("context").textContent = used ? most ? `${n(used)} of ${n(most)} tokens of context` : `${n(used)} tokens` : "Enter sends, Shift+Enter starts a line";
@@ -118,7 +118,7 @@ function parameters(isRaw) {
   for (const k of ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"]) if (settings[k] !== undefined && settings[k] !== "") out[k] = Number(settings[k]);
   const stops = (settings.stop || "").split("\n").filter(Boolean);
   if (stops.length) out.stop = stops;
-  // A base model seldom ends by itself.
+  // Base models seldom end by themselves.
   if (isRaw) out.max_tokens ??= 256;
   const schema = settings.schema?.trim() && JSON.parse(settings.schema);
   if (schema && isRaw) out.json_schema = schema;
@@ -137,7 +137,7 @@ function sent(m) {
   const all = parts(m).map(p => p.name ? file(p) : p);
   return { role: m.role, content: all.every(p => p.type === "text") ? all.map(p => p.text).join("\n") : all };
 }
-// Where a conversation goes, and what it is there.
+// Path and body of the request for a conversation.
 function asked(before) {
   const isRaw = isBase(chosen()), all = { model: $("model").value, stream: true, stream_options: { include_usage: true }, timings_per_token: true, ...parameters(isRaw) };
   if (isRaw) return ["/v1/completions", { ...all, prompt: before.map(m => sent(m).content).join("") }];
@@ -145,7 +145,7 @@ function asked(before) {
   if (system) messages.unshift({ role: "system", content: system });
   return ["/v1/chat/completions", { ...all, messages }];
 }
-// The data of a response's events, without the last, which is `[DONE]`.
+// Data of a response's events, without the last, `[DONE]`.
 async function* events(r) {
   const reader = r.body.pipeThrough(new TextDecoderStream()).getReader(); let rest = "";
   for (;;) {
@@ -163,7 +163,7 @@ async function* events(r) {
     }
   }
 }
-// What came of an answer, in words; after a stop too, when the server sends no usage.
+// Figures of an answer in words. A stopped answer has some too, although the server sends no usage.
 function figures(m, usage, timings, first) {
   const n = usage?.completion_tokens ?? timings?.predicted_n, rate = timings?.predicted_per_second, words = [];
   const cached = usage?.prompt_tokens_details?.cached_tokens ?? timings?.cache_n, prompt = usage?.prompt_tokens ?? (timings && timings.prompt_n + (timings.cache_n ?? 0));
@@ -241,7 +241,7 @@ $("file").onclick = async () => attachAll(await pick("", true));
 $("box").onpaste = e => { if (e.clipboardData.files.length) { e.preventDefault(); attachAll([...e.clipboardData.files]); } };
 document.addEventListener("dragover", e => { if (e.dataTransfer?.types.includes("Files")) e.preventDefault(); });
 document.addEventListener("drop", e => { if (e.dataTransfer?.files.length) { e.preventDefault(); attachAll([...e.dataTransfer.files]); } });
-// Browsers record Opus, which not every server decodes: it gets 16 kHz mono WAV.
+// Browsers record Opus, which not every server decodes, so it is converted to 16 kHz mono WAV.
 async function wav(blob) {
   const bytes = await blob.arrayBuffer(), audio = await new OfflineAudioContext(1, 1, 16000).decodeAudioData(bytes).catch(() => { throw new Error("this is no recording that the browser can decode"); });
   const n = audio.length, out = new DataView(new ArrayBuffer(44 + 2 * n));

@@ -1,5 +1,6 @@
 "use strict";
-// ---- Markdown. Nodes are built with textContent only, so that text of a model is never read as markup.
+// ---- Markdown. Nodes get their text by textContent only, so a model's text is never parsed as
+// markup.
 const KEYWORDS = new Set("as async await break case catch class const continue def del do elif else enum except export extends false False finally fn for from func function if impl import in interface is lambda let loop match mod mut new nil None not null or and pass pub raise return select self static struct super switch this throw trait true True try type use var void where while with yield SELECT FROM WHERE JOIN INSERT UPDATE int float double char bool string String".split(" "));
 const TOKEN = /(\/\/[^\n]*|\/\*[\s\S]*?(?:\*\/|$)|(?<![\w$&])#[^\n]*|--\s[^\n]*)|("""[\s\S]*?(?:"""|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`)|(\b\d[\w.]*)|([A-Za-z_]\w*)/g;
 function colour(code, lang) {
@@ -14,12 +15,13 @@ function colour(code, lang) {
   out.append(code.slice(at));
   return out;
 }
-// What stands within a line. The first alternative that fits goes first, so code and formulas are left as they are.
+// Inline elements. The first matching alternative wins, so code and formulas stay unchanged.
 const BALANCED = String.raw`(?:[^\s<>()\\]|\\.|\((?:[^\s<>()\\]|\\.|\([^\s()]*\))*\))`;
 const ENVIRONMENT = String.raw`(?:equation|align|alignat|gather|multline|eqnarray|flalign)\*?`;
 const INLINE = new RegExp([
   String.raw`(?<ticks>\`+)(?<code>[^\`]|[^\`][\s\S]*?[^\`])\k<ticks>(?!\`)`,
-  // As in Pandoc, a dollar that begins a formula has no space after it; the one that ends it none before it, and no digit after it.
+  // As in Pandoc, no space follows the opening dollar of a formula. Before the closing one there is
+  // no space, and after it no digit.
   String.raw`\\\((?<math1>[\s\S]+?)\\\)|\\\[(?<display1>[\s\S]+?)\\\]|(?<!\\)\$\$(?<display2>(?:\\[\s\S]|[^$\\])+?)\$\$`,
   String.raw`(?<![\w$\\])\$(?![\s$])(?<math2>(?:\\.|[^$\\\n]|\n(?!\n))+?)(?<!\s)\$(?:(?![\w$])|(?=(?:th|st|nd|rd|s)\b))`,
   String.raw`(?<display3>\\begin\{(?<name>${ENVIRONMENT})\}[\s\S]*?\\end\{\k<name>\})`,
@@ -27,12 +29,12 @@ const INLINE = new RegExp([
   String.raw`\*\*(?=\S)(?<strong1>[\s\S]+?)\*\*|(?<!\w)__(?=\S)(?<strong2>[\s\S]+?)__(?!\w)`,
   String.raw`\*(?=[^\s*])(?<em1>[^*\n]+?)\*|(?<!\w)_(?=\S)(?<em2>[^_\n]+?)_(?!\w)|~~(?=\S)(?<del>[\s\S]+?)~~`,
   String.raw` {2,}\n|\\\n(?<br>)`,
-  // A backslash before a bracket begins a formula that has not ended yet.
+  // A backslash before a bracket begins an incomplete formula.
   String.raw`\\(?<escaped>[!-'*-\/:-@\\^-\`{-~])`,
   String.raw`<(?<auto>https?:\/\/[^\s<>]+)>|(?<bare>https?:\/\/(?:[^\s<>"'\`()]|\((?:[^\s<>"'\`()]|\([^\s()]*\))*\))+)`,
 ].join("|"), "g");
 const link = (url, ...kids) => /^(https?:|mailto:)/i.test(url) ? el("a", { href: url, target: "_blank", rel: "noopener noreferrer nofollow" }, ...kids) : el("span", {}, ...kids);
-// "$5 a piece, or 10$": two prices, and no formula between them.
+// "$5 a piece, or 10$" has two prices and no formula.
 const isProse = text => !/[\\^_{}=<>+|]/.test(text) && /[A-Za-z]{2,}\s|\s[A-Za-z]{2,}/.test(text);
 function inline(text, depth = 0) {
   const out = document.createDocumentFragment();
@@ -58,13 +60,13 @@ function inline(text, depth = 0) {
   return out;
 }
 const FENCE = /^ {0,3}(```+|~~~+)\s*([^\s`]*)/, ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/, RULE = /^ {0,3}([-*_])( *\1){2,}\s*$/;
-// A line that begins a formula, and what ends it.
+// A line that begins a formula, and the mark that ends it.
 const FORMULA = new RegExp(String.raw`^\s*(?:(\\\[)|(\$\$)|\\begin\{(${ENVIRONMENT})\})`);
 function endOfFormula(line) {
   const m = FORMULA.exec(line), end = m && (m[1] ? "\\]" : m[2] ? "$$" : `\\end{${m[3]}}`);
   return end && !line.slice(m[0].length).includes(end) ? end : null;
 }
-// Cuts a text into the sources of its blocks; a block that streaming has not changed keeps its node.
+// Splits a text into its blocks. A block that streaming has not changed keeps its node.
 function blocks(text) {
   const out = []; let now = [], fence = null, end = null;
   const flush = () => { if (now.length) out.push(now.join("\n")); now = []; };
@@ -141,7 +143,7 @@ async function copyText(text, button) {
   const was = button.textContent; button.textContent = "Copied"; note("Copied"); setTimeout(() => { button.textContent = was; }, 1200);
 }
 
-// What is copied of a formula is its TeX, as the model wrote it.
+// Copying a formula copies its TeX, as the model wrote it.
 document.addEventListener("copy", e => {
   const range = getSelection().rangeCount ? getSelection().getRangeAt(0) : null, copied = range?.cloneContents(), formulas = [...(copied?.querySelectorAll("math") ?? [])];
   if (!formulas.length) return;

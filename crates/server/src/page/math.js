@@ -1,6 +1,6 @@
 "use strict";
-// Formulas: TeX as models write it, turned into MathML Core, which browsers typeset. Nodes are built one by one, so a formula cannot
-// become markup. What is not known stays as it was written.
+// Formulas: conversion of TeX to MathML Core, which browsers typeset. Nodes are built one by one,
+// so a formula cannot become markup. Unknown commands stay as written.
 
 const pairs = text => new Map(text.trim().split(/\s+/).map(pair => [pair.slice(0, pair.lastIndexOf("=")), pair.slice(pair.lastIndexOf("=") + 1)]));
 const IDENTIFIERS = pairs(`alpha=α beta=β gamma=γ delta=δ epsilon=ϵ varepsilon=ε zeta=ζ eta=η theta=θ vartheta=ϑ iota=ι kappa=κ lambda=λ mu=μ nu=ν xi=ξ
@@ -32,7 +32,7 @@ const VARIANTS = pairs(`mathrm=normal mathup=normal rm=normal mathbf=bold bf=bol
 const TEXTS = new Set("text textrm textit textbf texttt textsf textup textnormal mbox hbox emph".split(" "));
 const SILENT = new Set("displaystyle textstyle scriptstyle scriptscriptstyle limits nolimits nonumber notag hline allowbreak nobreak relax hfill null centering hspace* vphantom strut bigstrut".split(" "));
 const MATRICES = { pmatrix: "()", bmatrix: "[]", Bmatrix: "{}", vmatrix: "||", Vmatrix: "‖‖", cases: "{", rcases: " }", dcases: "{" };
-// Where the letters and digits of an alphabet begin in Unicode, and those that are elsewhere.
+// First letters and digits of each alphabet in Unicode, and the exceptions.
 const ALPHABETS = { bold: [0x1d400, 0x1d41a, 0x1d7ce], italic: [0x1d434, 0x1d44e], bolditalic: [0x1d468, 0x1d482, 0x1d7ce], script: [0x1d49c, 0x1d4b6], fraktur: [0x1d504, 0x1d51e], double: [0x1d538, 0x1d552, 0x1d7d8], sans: [0x1d5a0, 0x1d5ba, 0x1d7e2], mono: [0x1d670, 0x1d68a, 0x1d7f6] };
 const ELSEWHERE = { script: "BℬEℰFℱHℋIℐLℒMℳRℛeℯgℊoℴ", fraktur: "CℭHℌIℑRℜZℨ", double: "CℂHℍNℕPℙQℚRℝZℤ", italic: "hℎ" };
 const GREEK = { bold: [0x1d6a8, 0x1d6c2], bolditalic: [0x1d71c, 0x1d736] };
@@ -56,7 +56,7 @@ const row = nodes => nodes.length === 1 ? nodes[0] : ml("mrow", {}, ...nodes);
 const space = em => ml("mspace", { width: em + "em" });
 const operator = (text, attributes = {}) => ml("mo", attributes, text);
 const fence = (text, attributes = {}) => operator(text, { stretchy: "false", lspace: "0", rspace: "0", ...attributes });
-// Chromium draws roots and tall fences only by a font for mathematics, which many machines lack.
+// Chromium needs a mathematical font for roots and tall fences, which many machines lack.
 let drawsRoots = null;
 function hasMathFont() {
   if (drawsRoots === null) {
@@ -68,7 +68,7 @@ function hasMathFont() {
   return drawsRoots;
 }
 const isTall = nodes => nodes.some(node => /^(mfrac|mtable|munderover|munder|mover)$/.test(node.localName) || isTall([...node.children]));
-// Nodes between fences that grow with them.
+// Nodes between stretchy fences.
 function between(open, nodes, close) {
   const side = text => text ? [operator(text, { stretchy: "true", fence: "true" })] : [];
   if (hasMathFont() || !isTall(nodes)) return ml("mrow", {}, ...side(open), ...nodes, ...side(close));
@@ -79,7 +79,7 @@ const MOST_DEPTH = 60, MOST_TEX = 8000;
 
 class Tex {
   constructor(source) { this.source = source; this.at = 0; this.depth = 0; this.variant = ""; }
-  // The next token, and where it ends: a command, or a character.
+  // The next token, a command or a character, and its end.
   peek() {
     const m = /(?:\s|%[^\n]*(?:\n|$))*(\\[A-Za-z]+|\\[\s\S]|[^\\])?/uy;
     m.lastIndex = this.at;
@@ -89,7 +89,7 @@ class Tex {
   }
   take() { const token = this.peek(); this.at = this.end; return token; }
   takes(token) { const is = this.peek() === token; if (is) this.at = this.end; return is; }
-  // The source between the next braces, as it is; one token where there are none.
+  // The raw source between the next braces, or one token without braces.
   raw() {
     if (!this.takes("{")) return this.take() ?? "";
     const begin = this.at;
@@ -107,7 +107,7 @@ class Tex {
     this.takes("]");
     return row(nodes);
   }
-  // What an argument or a script is: a group, a command with its arguments, or a single character.
+  // An argument or a script: a group, a command with its arguments, or a single character.
   argument() {
     const token = this.peek();
     if (token === undefined || token === "}" || token === "&") return ml("mrow", {});
@@ -121,12 +121,12 @@ class Tex {
     this.variant = before;
     return node;
   }
-  // Everything up to one of these tokens, which is left.
+  // Everything up to one of these tokens, which is not consumed.
   list(stops) {
     const nodes = [];
     if (++this.depth > MOST_DEPTH) { nodes.push(ml("mtext", {}, this.source.slice(this.at))); this.at = this.source.length; }
     for (let token; (token = this.peek()) !== undefined && !stops.includes(token);) {
-      // These begin no atom, and nobody waits for them.
+      // These tokens begin no atom and end no group here.
       if (token === "}" || token === "&" || token === "\\\\" || token === "\\right" || token === "\\end") {
         if (stops.some(stop => stop === token || stop === "}" || stop === "\\right" || stop === "\\end")) break;
         this.at = this.end;
@@ -162,7 +162,7 @@ class Tex {
     const node = operator(text, { lspace: "0", rspace: "0", form: "prefix", ...(limits ? { movablelimits: "true" } : {}) });
     return Object.assign(node, { named: true, limits });
   }
-  // One atom without its scripts; null for what shows nothing.
+  // One atom without its scripts; null if it is invisible.
   atom(single) {
     const token = this.take();
     if (token === "{") { const nodes = this.list(["}"]); this.takes("}"); return ml("mrow", {}, ...nodes); }
@@ -300,16 +300,16 @@ class Tex {
     return rows.filter(cells => cells.some(nodes => nodes.length));
   }
 }
-// `columns` is how the columns are aligned; the pattern repeats.
+// `columns` is the alignment of the columns; the pattern repeats.
 function grid(rows, columns, isWide) {
   const cell = (nodes, i) => ml("mtd", { class: "tex-" + columns[i % columns.length] }, ...nodes);
   return ml("mtable", isWide ? { displaystyle: "true", class: "tex-wide" } : {}, ...rows.map(cells => ml("mtr", {}, ...cells.map(cell))));
 }
-// A formula; null if there is nothing in it, or more than a formula has.
+// A formula; null if it is empty, or too large for one.
 function formula(source, isBlock) {
   if (source.length > MOST_TEX) return null;
   const tex = new Tex(source), rows = tex.rows();
-  // What ends where nothing began ends nothing.
+  // An end without a begin has no effect.
   while (tex.peek() !== undefined) { tex.take(); rows.push(...tex.rows()); }
   if (!rows.length) return null;
   const shown = rows.length === 1 && rows[0].length === 1 ? ml("mrow", {}, ...rows[0][0]) : grid(rows, "rl", true);

@@ -1,8 +1,8 @@
-//! The server's own pages: `/` is a chat, `/status` shows what the server is doing.
+//! The server's own pages: `/` is a chat, `/status` shows the server's activity.
 //!
-//! A page is written as a file of HTML that names its styles and scripts, and is served as one: they are put where they are named. It
-//! asks nothing of other hosts. The content security policy names the hash of each inline block, so markup that a model writes can run
-//! nothing.
+//! A page is an HTML file that names its styles and scripts. Those are inlined, so it is served as
+//! one file and loads nothing from other hosts. The content security policy lists the hash of each
+//! inline block, so markup from a model cannot run scripts.
 
 use std::sync::LazyLock;
 
@@ -17,7 +17,8 @@ use sha2::{Digest, Sha256};
 static CHAT: LazyLock<Page> = LazyLock::new(|| Page::new(include_str!("chat.html")));
 static STATUS: LazyLock<Page> = LazyLock::new(|| Page::new(include_str!("status.html")));
 
-/// What the pages name: styles and scripts. Scripts of a page share one scope, in the order in which it names them.
+/// Styles and scripts that the pages name. Scripts of a page share one scope, in the order of their
+/// names.
 const FILES: [(&str, &str); 9] = [
     ("common.css", include_str!("common.css")),
     ("chat.css", include_str!("chat.css")),
@@ -30,10 +31,10 @@ const FILES: [(&str, &str); 9] = [
     ("status.js", include_str!("status.js")),
 ];
 
-/// Paths that need no API key: the pages hold nothing secret, and ask for the key themselves.
+/// Paths that need no API key. The pages hold no secrets and prompt for the key themselves.
 pub(crate) const PUBLIC: [&str; 2] = ["/", "/status"];
 
-/// `/` and `/status`, for GET and HEAD.
+/// Routes of `/` and `/status`, for GET and HEAD.
 pub fn router<S: Clone + Send + Sync + 'static>() -> axum::Router<S> {
     axum::Router::new()
         .route("/", get(|headers: HeaderMap| async move { CHAT.respond(&headers) }))
@@ -73,7 +74,7 @@ impl Page {
         };
         let fixed = [
             (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-            // Asked for again each time, so that a new binary's page is seen at once.
+            // Browsers revalidate, so that a new binary's page is seen at once.
             (header::CACHE_CONTROL, "no-cache"),
             (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
             (header::REFERRER_POLICY, "no-referrer"),
@@ -90,7 +91,7 @@ impl Page {
     }
 }
 
-/// A page with the styles and scripts that it names in it.
+/// The HTML of a page with its styles and scripts inlined.
 fn with_files(named: &str) -> String {
     FILES.iter().fold(named.to_owned(), |html, (name, text)| {
         html.replace(
@@ -101,7 +102,7 @@ fn with_files(named: &str) -> String {
     })
 }
 
-/// The sources of a policy that allow the page's own inline blocks of this element, and nothing else.
+/// Sources of the policy that allow the page's own inline blocks of this element, and no others.
 fn hashes(html: &str, element: &str) -> String {
     let (open, close) = (format!("<{element}>"), format!("</{element}>"));
     let blocks = html.split(&open).skip(1).filter_map(|rest| rest.split_once(&close));
@@ -119,14 +120,14 @@ mod tests {
 
     #[test]
     fn policies_hold_the_hashes_of_inline_blocks() {
-        // The hash of `alert(1)` as `openssl dgst -sha256 -binary | base64` gives it.
+        // The hash of `alert(1)`, computed by `openssl dgst -sha256 -binary | base64`.
         let html = "<style>a{}</style><script>alert(1)</script>";
         assert_eq!(hashes(html, "script"), "'sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI='");
         assert_eq!(hashes("<p>", "script"), "'none'");
     }
 
     #[test]
-    fn pages_have_no_inline_handlers_and_ask_no_other_host() {
+    fn pages_have_no_inline_handlers_and_load_from_no_other_host() {
         for (page, n_blocks) in [(&*CHAT, 7), (&*STATUS, 4)] {
             assert_eq!(page.policy.matches("'sha256-").count(), n_blocks, "each style and each script");
             let html = std::str::from_utf8(&page.html).unwrap();

@@ -1,7 +1,7 @@
 "use strict";
 const bytes = n => { const units = ["B", "KiB", "MiB", "GiB", "TiB"]; let i = 0; while (n >= 1024 && i < 4) { n /= 1024; i++; } return n.toFixed(i ? 1 : 0) + " " + units[i]; };
 const seconds = s => s === null ? "–" : s < 1 ? (s * 1000).toFixed(s < .01 ? 1 : 0) + " ms" : s.toFixed(1) + " s";
-// Reads Prometheus' text: the numbers of each model by name, its buckets by histogram; and those of each memory.
+// Parses Prometheus' text: numbers of each model and memory by name, and buckets by histogram.
 function parse(text) {
   const models = new Map(), memories = new Map();
   for (const line of text.split("\n")) {
@@ -16,7 +16,7 @@ function parse(text) {
   }
   return { models, memories };
 }
-// The bound of the bucket that holds this part of what came since `old`.
+// The upper bound of the bucket with this quantile of the observations since `old`.
 function quantile(now, old, part) {
   if (!now) return null;
   const counts = now.map(([bound, n], i) => [bound, n - (old?.[i]?.[1] ?? 0)]), all = counts.at(-1)[1];
@@ -33,7 +33,7 @@ function card(name, chart) {
 }
 function meter(name) { const c = card(name), bar = el("progress", { max: 1, ariaLabel: name }); c.node.append(bar); return { ...c, bar }; }
 
-// ---- The server: its version, and each memory that it plans with.
+// ---- The server: its version, and each memory that it manages.
 const version = card("Version"), memoryViews = new Map();
 $("memory").append(version.node);
 function drawMemory(device, now) {
@@ -110,7 +110,7 @@ async function tick() {
     for (const [device, now] of all.memories) drawMemory(device, now);
     for (const [id, view] of views) if (!all.models.has(id)) { view.node.remove(); views.delete(id); history.delete(id); }
     for (const [id, now] of all.models) draw(id, now, busy, served.find(m => m.id === id));
-    // Adapters have the figures of their models.
+    // Adapters share the metrics of their models.
     const idle = served.filter(m => !m.parent && !all.models.has(m.id));
     $("others").hidden = !idle.length;
     $("others").querySelector("ul").replaceChildren(...idle.map(m => el("li", {}, m.id, el("span", { className: "quiet", textContent: m.capabilities ? " · " + m.capabilities.join(", ") : "" }))));

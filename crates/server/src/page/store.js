@@ -1,6 +1,7 @@
 "use strict";
-// Conversations, in IndexedDB since images are larger than localStorage takes: their list, search, export and import, and the branches
-// of each: an answer that is written anew keeps the one before it, with all that followed.
+// Conversations: list, search, export, import and branches. They are stored in IndexedDB, since
+// images exceed the limit of localStorage. A regenerated answer keeps the previous one, with all
+// that followed.
 const note = text => { $("live").textContent = text; };
 const keep = (k, v) => { try { localStorage.setItem(k, JSON.stringify(v)); } catch { note("The browser keeps no settings: its storage is full or closed."); } };
 const settings = load("ingle.settings", {});
@@ -17,13 +18,13 @@ function save(c) { c.updated = Date.now(); if (!chats.includes(c)) chats.push(c)
 
 // ---- Messages.
 const parts = m => Array.isArray(m.content) ? m.content : [{ type: "text", text: m.content ?? "" }];
-// What the user wrote; files that are attached as text have names.
+// The user's text; files attached as text have names.
 const plain = m => parts(m).filter(p => p.type === "text" && !p.name).map(p => p.text).join("\n");
 const images = m => parts(m).filter(p => p.type === "image_url").map(p => p.image_url.url);
 const attachments = m => parts(m).filter(p => p.name || p.type === "image_url");
 
-// ---- Branches. `versions` has what each said, and the messages that followed it; the one that is shown, `at`, is as it was when another
-// one was shown last.
+// ---- Branches. `versions` has the text of each version and the messages that followed it. The
+// entry of the shown version, `at`, is updated only when another one is shown.
 const SAID = ["content", "reasoning", "calls", "error", "info", "stopped", "cut", "tokens"];
 function keepVersion(m) {
   const rest = chat.messages.splice(chat.messages.indexOf(m) + 1);
@@ -31,7 +32,7 @@ function keepVersion(m) {
   m.at ??= 0;
   m.versions[m.at] = { ...Object.fromEntries(SAID.filter(k => k in m).map(k => [k, m[k]])), rest };
 }
-// Make room for another version of a message; what followed stays with the old one.
+// Adds a version of a message. The messages that followed stay with the old version.
 function branch(m) {
   if (m.role === "assistant" && !m.content && !m.reasoning && !m.calls) chat.messages.splice(chat.messages.indexOf(m) + 1);
   else { keepVersion(m); m.at = m.versions.length; m.versions.push(null); }

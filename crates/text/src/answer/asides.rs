@@ -1,17 +1,16 @@
-//! What of an answer is aside: what is only thought, and calls.
+//! Asides of an answer: reasoning and calls.
 
 use super::{AnswerParser, AnswerPart};
 
-/// Follows an answer with the parser that reads it, and finds the text in which stop strings do not
-/// count: reasoning, calls, and headers of messages. A mark in prose opens no call, so that it is
-/// not aside.
+/// Follows an answer with its parser and finds the text in which stop strings do not count:
+/// reasoning, calls, and headers of messages. A mark in prose opens no call, so it is not aside.
 #[derive(Clone, Debug)]
 pub struct Asides {
-    /// Before the answer.
+    /// The parser at the start of the answer.
     begun: AnswerParser,
     parser: AnswerParser,
     parts: Vec<AnswerPart>,
-    /// Whether the next character is aside, if the parser has read it already.
+    /// Result for the next character, if the parser has read it already.
     known: Option<bool>,
 }
 
@@ -20,20 +19,20 @@ impl Asides {
         Asides { begun: parser.clone(), parser, parts: Vec::new(), known: None }
     }
 
-    /// Begin with another answer to the same prompt.
+    /// Starts over with another answer to the same prompt.
     pub(crate) fn reset(&mut self) {
         self.parser.clone_from(&self.begun);
         self.known = None;
     }
 
-    /// Whether the text so far ends within an aside.
+    /// Returns true if the text so far ends within an aside.
     pub fn is_within(&self) -> bool {
         self.parser.is_aside()
     }
 
-    /// Take the beginning of `text`, up to where an aside begins or ends: how many bytes these are,
-    /// and whether they are aside. The mark that begins an aside is not; the one that ends it is. The
-    /// next call is given the text after it.
+    /// Returns the length in bytes of the first stretch of `text` that is aside or not, and which
+    /// of the two. The mark that begins an aside is not part of it; the one that ends it is. The
+    /// next call gets the rest of the text.
     pub fn next(&mut self, text: &str) -> (usize, bool) {
         let mut first = None;
         for (at, c) in text.char_indices() {
@@ -49,12 +48,12 @@ impl Asides {
         (text.len(), first.unwrap_or_default())
     }
 
-    /// Reads one character: whether it is aside.
+    /// Reads one character and returns true if it is aside.
     fn read(&mut self, c: char) -> bool {
         let is_within = self.is_within();
         self.parts.clear();
         self.parser.push(c.encode_utf8(&mut [0; 4]), &mut self.parts);
-        // A character that no call goes on with ends the aside before it, and is text.
+        // A character that cannot continue the call ends the aside before it, and is text.
         let is_content = |part: &AnswerPart| matches!(part, AnswerPart::Content(_));
         let is_text = self.parser.has_pending() || self.parts.iter().any(is_content);
         is_within && (self.is_within() || !is_text)

@@ -1,58 +1,58 @@
-//! The formats in which models call tools and think, as data. The parser of answers and the grammars
-//! that hold calls to their schemas are both made from it.
+//! Formats of tool calls and reasoning, as data. The parser of answers and the grammars of calls
+//! are both built from it.
 
-/// How calls are written, and what in a template's text tells.
+/// The format of calls, and the evidence of it in a template.
 #[derive(Debug)]
 pub(super) struct CallFormat {
-    /// For people.
+    /// Name for people.
     pub(super) name: &'static str,
-    /// A template of this format contains all of these.
+    /// Texts that a template of this format contains, all of them.
     pub(super) evidence: &'static [&'static str],
-    /// Marks that open a call, or a list of calls; the last one is used where a call is forced. An
-    /// empty mark: a call without one may be the whole answer.
+    /// Marks that open a call or a list of calls; forced calls use the last one. With an empty
+    /// mark, a call without a mark may be the whole answer.
     pub(super) open: &'static [&'static str],
-    /// The mark that closes what `open` opens; empty: there is none. Answers may leave it out.
+    /// The mark that closes what `open` opens; empty if there is none. Answers may omit it.
     pub(super) close: &'static str,
-    /// What is between the two.
+    /// Syntax between the two marks.
     pub(super) syntax: Syntax,
-    /// Marks around sections of calls and around content. They are no part of either.
+    /// Marks around sections of calls and around content, which are part of neither.
     pub(super) silent: &'static [&'static str],
-    /// Another format that models of the family write too, where its marks come.
+    /// Another format that models of the family write as well, after its own marks.
     pub(super) also: Option<&'static CallFormat>,
 }
 
-/// How a call is written.
+/// Syntax of a call.
 #[derive(Debug)]
 pub(super) enum Syntax {
-    /// `{"name": …, "arguments": {…}}`, one or more.
+    /// One or more objects `{"name": …, "arguments": {…}}`.
     Json {
-        /// The key of the name that templates write; others are understood too. Empty: the name is
-        /// the key of the arguments, `{"NAME": {…}}`.
+        /// The name's key in templates; others are accepted too. If empty, the name is the key of
+        /// the arguments, `{"NAME": {…}}`.
         name: &'static str,
-        /// The key of the arguments that templates write.
+        /// The arguments' key in templates.
         arguments: &'static str,
-        /// Templates write a list.
+        /// True if templates write a list.
         list: bool,
     },
-    /// `PREFIX name SEPARATOR {…} AFTER`
+    /// A call `PREFIX name SEPARATOR {…} AFTER`.
     Named {
-        /// May come before the name.
+        /// Optional text before the name.
         prefix: &'static str,
-        /// Comes after the name, perhaps with white space around it.
+        /// Text after the name, perhaps with white space around it.
         separator: &'static str,
-        /// May come between the arguments and the mark that closes the call.
+        /// Optional text between the arguments and the closing mark.
         after: &'static str,
     },
     /// Names and parameters between marks.
     Tagged(Tags),
-    /// `[name(key=value), …]` in Python's literals.
+    /// A list `[name(key=value), …]` of Python's literals.
     Pythonic {
-        /// Templates write a list; otherwise calls are on lines of their own.
+        /// True if templates write a list; false if each call has a line of its own.
         list: bool,
     },
-    /// `name{key:value}`, strings between quotes of their own.
+    /// A call `name{key:value}`, whose strings have their own quote marks.
     Braces {
-        /// The quote.
+        /// The quote mark.
         quote: &'static str,
     },
     /// The channels of gpt-oss.
@@ -60,31 +60,38 @@ pub(super) enum Syntax {
 }
 
 /// The marks of [`Syntax::Tagged`]: `NAME_BEFORE name NAME_AFTER (KEY_BEFORE key KEY_AFTER value
-/// VALUE_AFTER)* END`, with white space anywhere between two of them.
+/// VALUE_AFTER)* END`, with optional white space between any two of them.
 #[derive(Debug)]
 pub(super) struct Tags {
-    /// May stand between the mark that opens calls and `name_before`.
+    /// Optional text between the mark that opens calls and `name_before`.
     pub(super) skipped: &'static str,
-    /// Empty: the name comes first. Otherwise it opens a call even where [`CallFormat::open`] is
-    /// left out.
+    /// Mark before the name; empty if the name comes first. Otherwise it opens a call even without
+    /// [`CallFormat::open`].
     pub(super) name_before: &'static str,
     pub(super) name_after: &'static str,
     pub(super) key_before: &'static str,
     /// Marks between a key and its value, each in all its spellings.
     pub(super) key_after: &'static [&'static [&'static str]],
     pub(super) value_after: &'static str,
-    /// Ends a call; empty: [`CallFormat::close`] does.
+    /// Mark at the end of a call; if empty, [`CallFormat::close`] ends it.
     pub(super) end: &'static str,
 }
 
-/// Marks around the reasoning that comes before an answer.
+impl CallFormat {
+    /// Returns true for the channels of gpt-oss, which have no marks around calls or reasoning.
+    pub(super) fn is_harmony(&self) -> bool {
+        matches!(self.syntax, Syntax::Harmony)
+    }
+}
+
+/// Marks around the reasoning before an answer.
 #[derive(Debug)]
 pub(super) struct Reasoning {
     pub(super) open: &'static str,
     pub(super) close: &'static str,
 }
 
-/// Searched in this order in a template.
+/// Reasoning formats, in the order of their detection.
 pub(super) const REASONINGS: [Reasoning; 6] = [
     Reasoning { open: "<seed:think>", close: "</seed:think>" },
     Reasoning { open: "[THINK]", close: "[/THINK]" },
@@ -94,7 +101,7 @@ pub(super) const REASONINGS: [Reasoning; 6] = [
     Reasoning { open: "<thinking>", close: "</thinking>" },
 ];
 
-/// What a model is told to write whose template knows no tools.
+/// The format that a model is told to use if its template has no tools.
 pub(super) static GENERIC: CallFormat = CallFormat {
     name: "generic",
     evidence: &[],
@@ -105,7 +112,7 @@ pub(super) static GENERIC: CallFormat = CallFormat {
     also: None,
 };
 
-/// Llama 3.1's calls of functions that users define, and those of Functionary.
+/// The format of Llama 3.1 for users' functions, and of Functionary.
 const FUNCTION_TAG: CallFormat = CallFormat {
     name: "function-tag",
     evidence: &["<function=", "</function>"],
@@ -116,7 +123,7 @@ const FUNCTION_TAG: CallFormat = CallFormat {
     also: None,
 };
 
-/// The first whose evidence stands in a template is taken.
+/// All formats; the first whose evidence a template contains applies.
 pub(super) static FORMATS: [CallFormat; 36] = [
     CallFormat {
         name: "harmony",

@@ -1,4 +1,4 @@
-//! Holds the calls in an answer to their schemas, and nothing else of it.
+//! A constraint for the calls in an answer, and for nothing else in it.
 
 use std::sync::Arc;
 
@@ -8,32 +8,32 @@ use super::calls::Tools;
 use super::{AnswerFormat, AnswerParser, AnswerPart};
 use crate::{Detokenizer, Grammar, Matcher, Result, ShowSpecial, Specials, Tokenizer};
 
-/// Follows an answer with the parser that reads it. Where the parser finds that a call of a known
-/// tool has begun, a grammar holds the rest of that call to the tool's schema. Everything else is
-/// free: what the parser understands is never masked.
+/// Follows an answer with its parser. Once the parser finds that a call of a known tool has begun,
+/// a grammar enforces the tool's schema on the rest of that call. Everything else is free: text
+/// that the parser accepts is never masked.
 #[derive(Clone)]
 pub struct CallGuard {
     tokenizer: Arc<Tokenizer>,
-    /// At the beginning of a call; `None`: no schema of the tools can be enforced.
+    /// The matcher at the start of a call; `None` if no tool's schema can be enforced.
     call: Option<Matcher>,
-    /// More than one call may come.
+    /// True if more than one call is allowed.
     parallel: bool,
-    place: Place,
-    /// The state before guesses, and the tokens that were accepted since.
-    before: Option<(Box<Place>, Vec<u32>)>,
+    place: GuardPlace,
+    /// The state before draft tokens, and the tokens accepted since.
+    before: Option<(Box<GuardPlace>, Vec<u32>)>,
 }
 
-/// Where the answer is.
+/// Position in the answer.
 #[derive(Clone)]
-struct Place {
+struct GuardPlace {
     parser: AnswerParser,
     detokenizer: Detokenizer,
-    /// Holds the call that the answer is within.
+    /// Matcher of the current call.
     matcher: Option<Matcher>,
     parts: Vec<AnswerPart>,
 }
 
-/// What holds calls of some tools to their schemas, compiled. Cheap to clone.
+/// Compiled grammar of tool calls. Cheap to clone.
 #[derive(Clone)]
 pub struct HeldCalls {
     matcher: Option<Matcher>,
@@ -41,26 +41,27 @@ pub struct HeldCalls {
 }
 
 impl HeldCalls {
-    /// Of a matcher, and the keys of the tools' schemas that it does not hold calls to.
+    /// Makes it from a matcher and the keys of the tools' schemas that the matcher does not
+    /// enforce.
     pub fn new(matcher: Matcher, unenforced: Vec<String>) -> HeldCalls {
         HeldCalls { matcher: Some(matcher), unenforced: unenforced.into() }
     }
 
-    /// At the beginning; `None`: no schema can be enforced.
+    /// The matcher at the start of a call; `None` if no schema can be enforced.
     pub fn matcher(&self) -> Option<&Matcher> {
         self.matcher.as_ref()
     }
 
-    /// Keys of the tools' schemas that calls are not held to, with where they stand.
+    /// Keys of the tools' schemas that are not enforced, with their paths.
     pub fn unenforced(&self) -> &[String] {
         &self.unenforced
     }
 }
 
 impl AnswerFormat {
-    /// What holds calls that a model begins to the schemas of `tools`, each as a request has them.
-    /// `compile` makes matchers. A tool whose schema cannot be compiled is called freely. The work
-    /// grows with the schemas: the result may be kept for further requests with the same tools.
+    /// Compiles the grammar of calls that a model begins. `tools` are in a request's form, and
+    /// `compile` makes matchers. A tool whose schema cannot be compiled is called freely. The time
+    /// grows with the schemas; the result may be cached for requests with the same tools.
     pub fn held_calls(
         &self,
         tools: &[Value],
@@ -75,8 +76,8 @@ impl AnswerFormat {
         held.unwrap_or_else(|error| HeldCalls { matcher: None, unenforced: [error.to_string()].into() })
     }
 
-    /// What holds the calls in an answer to `prompt` to the schemas of `tools`, of which `held` was
-    /// made; with at most one call unless `parallel`.
+    /// Makes the guard of an answer to `prompt`, from `held` of the same `tools`. At most one call
+    /// is allowed unless `parallel`.
     ///
     /// # Errors
     /// A mark of the format cannot be tokenised.
@@ -93,7 +94,7 @@ impl AnswerFormat {
             tokenizer: tokenizer.clone(),
             call: held.matcher,
             parallel,
-            place: Place {
+            place: GuardPlace {
                 parser: self.parser(prompt, tools),
                 detokenizer: Detokenizer::new(tokenizer, shown),
                 matcher: None,
@@ -103,7 +104,7 @@ impl AnswerFormat {
         })
     }
 
-    /// The same tools; those whose schemas cannot be compiled take any object.
+    /// Returns the tools, in which schemas that cannot be compiled are replaced by any object.
     pub fn loosened(
         &self,
         tools: &[Value],
@@ -127,12 +128,12 @@ impl AnswerFormat {
 }
 
 impl CallGuard {
-    /// Whether calls are held to their schemas.
+    /// Returns true if the schemas of calls are enforced.
     pub fn has_grammar(&self) -> bool {
         self.call.is_some()
     }
 
-    /// As [`Matcher::mask`]. False: every token may come, and `words` are as they were.
+    /// Like [`Matcher::mask`]. Returns false and leaves `words` if every token is allowed.
     ///
     /// # Errors
     /// The grammar takes more work than allowed.
@@ -151,10 +152,10 @@ impl CallGuard {
         }
     }
 
-    /// A token was chosen that [`Self::mask`] allowed.
+    /// Accepts a token that [`Self::mask`] allowed.
     ///
     /// # Errors
-    /// It may not follow.
+    /// The token is not allowed.
     pub fn accept(&mut self, token: u32) -> Result<()> {
         if let Some((_, tokens)) = &mut self.before {
             tokens.push(token);
@@ -166,7 +167,7 @@ impl CallGuard {
         Ok(())
     }
 
-    /// Reads a token: a call may begin or end with it.
+    /// Parses a token, with which a call may begin or end.
     fn follow(&mut self, token: u32) {
         let place = &mut self.place;
         let text = place.detokenizer.push(&self.tokenizer, token);
@@ -190,7 +191,7 @@ impl CallGuard {
         }
     }
 
-    /// Go back to before the last `n_tokens`, which were asked of [`Self::n_valid`] before.
+    /// Rolls back the last `n_tokens`, which [`Self::n_valid`] counted before.
     ///
     /// # Errors
     /// There were fewer.
@@ -203,7 +204,7 @@ impl CallGuard {
         }
         let matcher = self.place.matcher.take();
         let Some((place, mut tokens)) = self.before.take() else {
-            let what = format!("it cannot go back by {n_tokens} tokens, expected guesses only");
+            let what = format!("cannot roll back {n_tokens} tokens, expected draft tokens only");
             return Err(crate::Error::Grammar { what });
         };
         tokens.truncate(tokens.len().saturating_sub(n_tokens));
@@ -215,8 +216,8 @@ impl CallGuard {
         Ok(())
     }
 
-    /// How many of these tokens may follow, one after the other. Those up to where a call begins or
-    /// ends count, so that what was guessed can be taken back.
+    /// Number of leading tokens that are valid. It stops where a call begins or ends, so that draft
+    /// tokens can be rolled back.
     pub fn n_valid(&mut self, tokens: &[u32]) -> usize {
         if self.is_over() {
             return 0;
@@ -225,7 +226,7 @@ impl CallGuard {
             Some(matcher) => matcher.n_valid(tokens),
             None => tokens.len(),
         };
-        let before = Place { matcher: None, ..self.place.clone() };
+        let before = GuardPlace { matcher: None, ..self.place.clone() };
         let mut ahead = CallGuard {
             tokenizer: self.tokenizer.clone(),
             call: None,
@@ -244,13 +245,13 @@ impl CallGuard {
         n
     }
 
-    /// Whether nothing but the end may follow.
+    /// Returns true if only the end may follow.
     pub fn is_over(&self) -> bool {
         !self.parallel && self.place.parser.n_whole_calls() > 0
     }
 }
 
-/// A matcher of calls after this text; `None`: the text is none that the grammar takes.
+/// A matcher of calls after this text; `None` if the grammar does not accept the text.
 fn matcher_within(call: &Matcher, text: &str, tokenizer: &Tokenizer) -> Option<Matcher> {
     let mut matcher = call.clone();
     let tokens = tokenizer.encode(text, Specials::Parse).ok()?;

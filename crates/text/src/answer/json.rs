@@ -1,22 +1,22 @@
-//! JSON that is still being written, character by character.
+//! A scanner of incomplete JSON, character by character.
 
-/// What a further character means to a value.
+/// The role of the next character in a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
-    /// It belongs to the value, which goes on.
+    /// The character belongs to the value, which continues.
     More,
-    /// It is the last of the value.
+    /// The character is the last of the value.
     Last,
-    /// The value ended before it.
+    /// The value ended before the character.
     Before,
-    /// No value goes on with it.
+    /// The character cannot continue the value.
     Wrong,
 }
 
-/// Where a value is. What is between its brackets is not looked at closely.
+/// Position in a value. Text between its brackets is not validated.
 #[derive(Clone, Debug, Default)]
 pub(super) struct JsonScan {
-    /// Brackets that are open.
+    /// The open brackets.
     open: Vec<u8>,
     in_string: bool,
     is_escaped: bool,

@@ -1,10 +1,10 @@
-//! The JSON types that a schema allows, and parameters that are written as plain text.
+//! JSON types that a schema allows, and parameters written as plain text.
 
 use serde_json::Value;
 
 use super::values::{Dialect, Parsed};
 
-/// References within references that are followed.
+/// Most nested references that are resolved.
 const MAX_DEPTH: usize = 16;
 
 /// A set of JSON types.
@@ -14,7 +14,7 @@ pub(super) struct Kinds(u8);
 impl Kinds {
     pub(super) const STRING: Kinds = Kinds(1);
     pub(super) const INTEGER: Kinds = Kinds(2);
-    /// Numbers that are no integers.
+    /// Numbers that are not integers.
     pub(super) const FRACTION: Kinds = Kinds(4);
     pub(super) const BOOLEAN: Kinds = Kinds(8);
     pub(super) const NULL: Kinds = Kinds(16);
@@ -22,7 +22,7 @@ impl Kinds {
     pub(super) const OBJECT: Kinds = Kinds(64);
     pub(super) const ANY: Kinds = Kinds(127);
 
-    /// Whether all types of `other` are in the set.
+    /// Returns true if all types of `other` are in the set.
     pub(super) fn has(self, other: Kinds) -> bool {
         self.0 & other.0 == other.0
     }
@@ -61,8 +61,8 @@ impl Kinds {
         }
     }
 
-    /// The types that values of `schema` have, whose references are looked up in `root`. What is
-    /// not known counts as allowed.
+    /// Types that `schema` allows, with references resolved in `root`. Unknown restrictions are
+    /// ignored.
     pub(super) fn of(schema: &Value, root: &Value) -> Kinds {
         Kinds::nested(schema, root, 0)
     }
@@ -103,19 +103,19 @@ impl Kinds {
         kinds
     }
 
-    /// Whether a text that a model wrote without quotes is always a string.
+    /// Returns true if text without quotes is always a string.
     pub(super) fn is_string_alone(self) -> bool {
         self == Kinds::STRING
     }
 
-    /// The JSON of a value that a model wrote as plain `text`. A string has no quotes there. Python's
-    /// words for values are understood, since templates that print values with `string` teach them.
+    /// JSON of a value that a model wrote as plain `text`, in which a string has no quotes.
+    /// Python's words are accepted, since templates that print values with `string` teach them.
     pub(super) fn json_of_text(self, text: &str) -> String {
         if self.is_string_alone() {
             return Value::from(text).to_string();
         }
         let trimmed = text.trim();
-        // The digits of a number stay as they are written.
+        // A number keeps its digits as written.
         let as_written = serde_json::from_str::<Value>(trimmed).ok().map(|value| (value, trimmed.to_owned()));
         let parsed = as_written.or_else(|| {
             let value = python_value(trimmed)?;
@@ -124,7 +124,7 @@ impl Kinds {
         });
         match parsed {
             Some((_, json)) if self == Kinds::ANY => json,
-            // What may be a string is one, unless it is a value of another allowed type.
+            // A value that may be a string is one, unless it has another allowed type.
             Some((Value::String(_), _)) if self.has(Kinds::STRING) => Value::from(text).to_string(),
             Some((value, json)) if !self.has(Kinds::STRING) || self.has(Kinds::of_value(&value)) => json,
             Some(_) | None => Value::from(text).to_string(),
@@ -132,13 +132,13 @@ impl Kinds {
     }
 }
 
-/// One of Python's literals that is all of a text.
+/// A Python literal that spans the whole text.
 fn python_value(text: &str) -> Option<Value> {
     match text.as_bytes().first()? {
         b'T' | b'F' | b'N' | b'[' | b'{' | b'\'' => {}
         _ => return None,
     }
-    // A word ends where something else follows.
+    // A word ends only at another character.
     match Dialect::Python.value(&format!("{text} "), 0) {
         Parsed::Value(value, end) if end == text.len() => Some(value),
         Parsed::Value(..) | Parsed::Open | Parsed::Wrong => None,

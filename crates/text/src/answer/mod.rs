@@ -1,5 +1,5 @@
-//! What an answer is made of: reasoning, content and calls of tools. Models write them between marks, each family its own; which
-//! these are is known from the text of the chat template.
+//! Parts of an answer: reasoning, content and tool calls. Each family of models writes its own
+//! marks around them, which the text of the chat template reveals.
 
 mod asides;
 mod calls;
@@ -28,20 +28,20 @@ use serde_json::Value;
 
 use crate::{Result, Specials, Tokenizer};
 
-/// How a model calls tools and thinks.
+/// The formats of a model's tool calls and reasoning.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerFormat {
     calls: &'static CallFormat,
     reasoning: Option<&'static Reasoning>,
-    /// Whether the template knows of reasoning, and not the vocabulary alone.
+    /// True if the template mentions reasoning, false if only the vocabulary does.
     is_reasoning_told: bool,
 }
 
 impl CallFormat {
-    /// The marks that open calls, with the format of what they open; an empty one where a call may
-    /// stand without.
+    /// Marks that open calls, each with the format of its calls; the empty mark if calls may have
+    /// none.
     fn opens(&'static self) -> impl Iterator<Item = (&'static str, &'static CallFormat)> {
-        // A mark before the name is enough where the one before it was left out.
+        // The mark before the name suffices if the opening mark is missing.
         let named = match &self.syntax {
             Syntax::Tagged(tags) => Some(tags.name_before).filter(|mark| !mark.is_empty()),
             Syntax::Json { .. }
@@ -76,19 +76,19 @@ impl CallFormat {
 }
 
 impl AnswerFormat {
-    /// The format that a chat template writes.
+    /// Detects the format of a chat template.
     pub fn detect(template: &str) -> AnswerFormat {
         let has = |text: &&str| template.contains(text);
         let calls = FORMATS.iter().find(|format| format.evidence.iter().all(has)).unwrap_or(&GENERIC);
-        let reasoning = match calls.syntax {
-            Syntax::Harmony => None,
-            _ => REASONINGS.iter().find(|reasoning| template.contains(reasoning.open)),
+        let reasoning = match calls.is_harmony() {
+            true => None,
+            false => REASONINGS.iter().find(|reasoning| template.contains(reasoning.open)),
         };
         AnswerFormat { calls, reasoning, is_reasoning_told: reasoning.is_some() }
     }
 
-    /// The same where reasoning may come that the template does not speak of: the vocabulary has
-    /// tokens for the marks around it.
+    /// Adds reasoning that the template does not mention, if the vocabulary has tokens for its
+    /// marks.
     pub fn with_vocabulary(self, tokenizer: &Tokenizer) -> AnswerFormat {
         let is_token = |mark: &str| tokenizer.token_id(mark).is_some();
         let mut reasonings = REASONINGS.iter();
@@ -103,22 +103,23 @@ impl AnswerFormat {
         }
     }
 
-    /// For people: `hermes`, `llama3`, …
+    /// Name for people: `hermes`, `llama3`, …
     pub fn name(&self) -> &'static str {
         self.calls.name
     }
 
-    /// Whether the template itself knows tools; if not, [`ToolPrompt`] tells the model of them.
+    /// Returns true if the template supports tools; otherwise [`ToolPrompt`] describes them to the
+    /// model.
     pub fn knows_tools(&self) -> bool {
         !self.calls.evidence.is_empty()
     }
 
-    /// Whether the model thinks before it answers, or can.
+    /// Returns true if the model reasons before it answers, or can.
     pub fn reasons(&self) -> bool {
         self.is_reasoning_told || matches!(self.calls.syntax, Syntax::Harmony)
     }
 
-    /// Texts that the parser must see. Special tokens in them must not be hidden.
+    /// Texts that the parser must see, so special tokens in them must not be hidden.
     pub fn marks(&self) -> Vec<&'static str> {
         let mut marks = self.calls.marks();
         if let Some(reasoning) = self.reasoning {
@@ -128,14 +129,14 @@ impl AnswerFormat {
         marks
     }
 
-    /// Special tokens that the parser must see, ascending: those of the marks.
+    /// Special tokens of the marks, which the parser must see, in ascending order.
     ///
     /// # Errors
     /// A mark cannot be tokenised.
     pub fn shown_tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
         let mut shown = Vec::new();
         for mark in self.marks() {
-            // A mark may be a token, or have tokens in it.
+            // A mark may be a token, or contain tokens.
             let tokens = tokenizer.encode(mark, Specials::Parse)?;
             shown.extend(tokens.into_iter().filter(|id| tokenizer.is_special(*id) && !tokenizer.is_end(*id)));
         }
@@ -144,33 +145,34 @@ impl AnswerFormat {
         Ok(shown)
     }
 
-    /// The texts that begin and end reasoning; `None`: there is none, or it is not between two marks.
+    /// Marks that begin and end reasoning; `None` without reasoning between two marks.
     pub fn reasoning_marks(&self) -> Option<(&'static str, &'static str)> {
         self.reasoning.map(|reasoning| (reasoning.open, reasoning.close))
     }
 
-    /// Where in an answer to this prompt stop strings do not count: in what is only thought, and in
+    /// Finds the parts of an answer to `prompt` in which stop strings do not count: reasoning and
     /// calls of `tools`.
     pub fn asides(&self, prompt: &str, tools: &[Value]) -> Asides {
         Asides::new(self.parser(prompt, tools))
     }
 
-    /// The same without reasoning, which then is content as it is written.
+    /// This format without reasoning, which then stays in the content.
     pub fn without_reasoning(self) -> AnswerFormat {
         AnswerFormat { reasoning: None, is_reasoning_told: false, ..self }
     }
 
-    /// Whether the template wants names of calls that are nine letters and digits.
+    /// Returns true if the template requires call ids of nine letters and digits.
     pub fn has_short_ids(&self) -> bool {
         self.calls.name.starts_with("mistral")
     }
 
-    /// Whether an answer to this prompt begins within reasoning.
+    /// Returns true if an answer to this prompt begins within reasoning.
     pub fn begins_thinking(&self, prompt: &str) -> bool {
         self.reasoning.is_some_and(|reasoning| prompt.trim_end().ends_with(reasoning.open))
     }
 
-    /// Reads an answer to `prompt`, a rendered chat. Without `tools`, each as a request has them, what looks like a call is text.
+    /// Makes a parser of an answer to `prompt`, a rendered chat. `tools` are in a request's form.
+    /// Without tools, text that looks like a call is content.
     pub fn parser(&self, prompt: &str, tools: &[Value]) -> AnswerParser {
         let is_thinking = self.begins_thinking(prompt);
         AnswerParser::new(self.calls, self.reasoning, Tools::new(tools), is_thinking, prompt)

@@ -1,7 +1,7 @@
-//! Reads an answer while it is written.
+//! The parser of an answer while it is generated.
 
 use super::calls::{Calls, Step, Tools};
-use super::formats::{CallFormat, Reasoning, Syntax};
+use super::formats::{CallFormat, Reasoning};
 use super::harmony::{self, Channel};
 use super::json::{JsonScan, Scan};
 use super::readers::CallReader;
@@ -9,15 +9,15 @@ use super::readers::CallReader;
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnswerPart {
-    /// The model thinks.
+    /// Text of reasoning.
     Reasoning(String),
-    /// It answers.
+    /// Text of the content.
     Content(String),
-    /// It calls a tool, whose arguments follow.
+    /// A call begins; its arguments follow.
     CallBegin {
-        /// Counted from 0 within the answer.
+        /// Index within the answer, from 0.
         index: usize,
-        /// The function.
+        /// Name of the function.
         name: String,
     },
     /// More of a call's arguments, JSON text.
@@ -27,27 +27,27 @@ pub enum AnswerPart {
         /// More text.
         text: String,
     },
-    /// A call's arguments are whole.
+    /// A call's arguments are complete.
     CallEnd {
         /// As in `CallBegin`.
         index: usize,
     },
 }
 
-/// Splits one answer into its parts. What may be the beginning of a mark is held back until it is
-/// certain. What is read of an answer does not depend on the pieces in which it comes.
+/// Splits an answer into its parts. Text that may begin a mark is held back until that is certain.
+/// The result does not depend on the pieces in which the answer arrives.
 #[derive(Clone, Debug)]
 pub struct AnswerParser {
     format: &'static CallFormat,
     reasoning: Option<&'static Reasoning>,
-    /// None: what looks like a call is content.
+    /// The tools; if empty, text that looks like a call is content.
     tools: Tools,
     state: State,
-    /// Text that has not been read for good.
+    /// Text that has not been parsed for good.
     pending: String,
     calls: Calls,
     has_content: bool,
-    /// White space that comes next says nothing.
+    /// True if leading white space is dropped.
     trims: bool,
 }
 
@@ -55,20 +55,20 @@ pub struct AnswerParser {
 enum State {
     Reasoning,
     Content,
-    /// After a mark that opens calls, or within a call that needs none; the bytes of the text before
-    /// the reader's.
+    /// After a mark that opens calls, or within a call without a mark. The number is the bytes of
+    /// text before the reader's.
     Calls(Box<CallReader>, usize),
-    /// Harmony: what comes before `<|message|>`.
+    /// Harmony: the text before `<|message|>`.
     Header,
-    /// Harmony: a message of a channel; where a call's arguments are.
+    /// Harmony: a message of a channel, with the scan of a call's arguments.
     Message(Channel, JsonScan),
 }
 
-/// What a mark does where content may stand.
+/// The effect of a mark in content.
 #[derive(Clone, Copy)]
 enum Mark {
     Think,
-    /// It opens a call of this format.
+    /// Opens a call of this format.
     Call(&'static CallFormat),
     Silent,
 }
@@ -81,13 +81,13 @@ impl AnswerParser {
         is_thinking: bool,
         prompt: &str,
     ) -> AnswerParser {
-        let state = match format.syntax {
-            Syntax::Harmony => match harmony::channel_of_prompt(prompt) {
+        let state = match (format.is_harmony(), is_thinking) {
+            (true, _) => match harmony::channel_of_prompt(prompt) {
                 Some(channel) => State::Message(channel, JsonScan::default()),
                 None => State::Header,
             },
-            _ if is_thinking => State::Reasoning,
-            _ => State::Content,
+            (false, true) => State::Reasoning,
+            (false, false) => State::Content,
         };
         AnswerParser {
             format,
@@ -101,12 +101,12 @@ impl AnswerParser {
         }
     }
 
-    /// Whether the model is thinking.
+    /// Returns true within reasoning.
     pub fn is_reasoning(&self) -> bool {
         matches!(self.state, State::Reasoning | State::Message(Channel::Reasoning, _))
     }
 
-    /// Whether the answer is within reasoning, within what may be a call, or before a message.
+    /// Returns true within reasoning, within a possible call, or before a message.
     pub(super) fn is_aside(&self) -> bool {
         match self.state {
             State::Content | State::Message(Channel::Content, _) => false,
@@ -114,44 +114,44 @@ impl AnswerParser {
         }
     }
 
-    /// Whether text is held back because it may begin a mark.
+    /// Returns true if text is held back because it may begin a mark.
     pub(super) fn has_pending(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Calls so far.
+    /// Number of calls so far.
     pub fn n_calls(&self) -> usize {
         self.calls.n()
     }
 
-    /// Calls so far that are whole.
+    /// Number of complete calls so far.
     pub(super) fn n_whole_calls(&self) -> usize {
         self.calls.n_whole()
     }
 
-    /// Whether the answer is within a call that a grammar may hold to its schema.
+    /// Returns true within a part of a call that a grammar may enforce.
     pub(super) fn is_held(&self) -> bool {
         self.calls.is_held()
     }
 
-    /// The call whose inside has begun since this was asked last, as far as it has come, spelled as
-    /// the grammar of calls spells it.
+    /// Text of a call whose enforced part has begun since the last call of this method, in the
+    /// grammar's spelling.
     pub(super) fn take_held(&mut self) -> Option<String> {
         self.calls.take_held()
     }
 
-    /// Read more text; appends to `parts`.
+    /// Parses more text and appends to `parts`.
     pub fn push(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
         self.pending.push_str(text);
         while self.step(parts) {}
     }
 
-    /// The answer has ended: what was held back is what it can only be now.
+    /// Ends the answer: text held back gets its final meaning.
     pub fn finish(&mut self, parts: &mut Vec<AnswerPart>) {
         while self.step(parts) {}
         let rest = std::mem::take(&mut self.pending);
         match &self.state {
-            // A further call that the end cut: its beginning is no text for people.
+            // A further call that the end truncated is not text for users.
             State::Content if self.n_calls() > 0 && self.is_cut_mark(rest.trim()) => {}
             State::Content if self.n_calls() > 0 => self.content(rest.trim_end(), parts),
             State::Content => self.content(&rest, parts),
@@ -166,7 +166,7 @@ impl AnswerParser {
                 }
             }
             State::Calls(..) => {
-                // Text that was to be the first call and did not get as far as a name.
+                // A first call without a complete name is text.
                 let raw = self.calls.take_raw();
                 if self.n_calls() == 0 {
                     self.content(&raw, parts);
@@ -176,12 +176,12 @@ impl AnswerParser {
         self.calls.release();
     }
 
-    /// Whether a text is how a call's mark begins; one character may be anything.
+    /// Returns true if a text begins a call's mark. One character may be anything.
     fn is_cut_mark(&self, text: &str) -> bool {
         text.chars().nth(1).is_some() && self.format.opens().any(|(open, _)| open.starts_with(text))
     }
 
-    /// One step; false if more text is needed.
+    /// Takes one step; returns false if it needs more text.
     fn step(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         if self.pending.is_empty() {
             return false;
@@ -195,7 +195,7 @@ impl AnswerParser {
         }
     }
 
-    /// The marks that may come in content.
+    /// Marks that may occur in content.
     fn marks(&self) -> Vec<(&'static str, Mark)> {
         let mut marks = Vec::new();
         if let Some(reasoning) = self.reasoning.filter(|_| !self.has_content && self.n_calls() == 0) {
@@ -230,14 +230,14 @@ impl AnswerParser {
         }
         let marks = self.marks();
         let found = marks.iter().filter_map(|(text, mark)| Some((self.pending.find(text)?, *text, *mark)));
-        // The longest of those that begin at one place.
+        // The longest of the marks at the first position.
         let first = found.min_by_key(|(at, text, _)| (*at, std::cmp::Reverse(text.len())));
         if let Some((at, text, mark)) = first {
             let before = self.pending[..at].to_owned();
             self.pending.drain(..at + text.len());
             match mark {
                 Mark::Think => {
-                    // Nothing but white space comes before it, or it is text.
+                    // With text before it, the mark is text itself.
                     if before.trim().is_empty() {
                         (self.state, self.trims) = (State::Reasoning, true);
                     } else {
@@ -245,7 +245,7 @@ impl AnswerParser {
                     }
                 }
                 Mark::Call(format) => {
-                    // The white space before it is text if it opens no call.
+                    // White space before a mark that opens no call is text.
                     let (before, white) = before.split_at(before.trim_end().len());
                     self.content(before, parts);
                     self.open_calls(format, text, format!("{white}{text}"));
@@ -257,7 +257,7 @@ impl AnswerParser {
             }
             return true;
         }
-        // White space before marks is no text.
+        // White space before marks is dropped.
         let with_white = !self.tools.is_empty() || !self.format.silent.is_empty();
         let held = held_back(&self.pending, marks.iter().map(|(text, _)| *text), with_white);
         let text: String = self.pending.drain(..self.pending.len() - held).collect();
@@ -271,7 +271,7 @@ impl AnswerParser {
             return true;
         };
         if self.trims {
-            // Some models open what the prompt has opened already.
+            // Some models repeat the opening mark of the prompt.
             let white = self.pending.len() - self.pending.trim_start().len();
             let begun = &self.pending[white..];
             if begun.starts_with(reasoning.open) {
@@ -295,7 +295,7 @@ impl AnswerParser {
         false
     }
 
-    /// Calls may follow; `before` is the text that opens them.
+    /// Starts a reader of calls; `before` is the text that opens them.
     fn open_calls(&mut self, format: &'static CallFormat, open: &str, before: String) {
         let n_before = before.len();
         self.calls.open(before, !std::ptr::eq(format, self.format));
@@ -324,7 +324,7 @@ impl AnswerParser {
                     if self.calls.has_begun() {
                         self.trims = true;
                     } else {
-                        // The mark is text after all. What follows it may be anything.
+                        // The mark was text. The text after it may be anything.
                         let open: String = raw.drain(..*n_before).collect();
                         self.content(&open, parts);
                         self.has_content = true;
@@ -340,7 +340,7 @@ impl AnswerParser {
 
     fn step_header(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         let end = self.pending.find(harmony::MESSAGE);
-        // A mark that is still coming may end the header.
+        // An incomplete mark may end the header.
         let n_mark = held_back(&self.pending, [harmony::MESSAGE].into_iter(), false);
         let header = &self.pending[..end.unwrap_or(self.pending.len() - n_mark)];
         if !harmony::may_be_header(header) {
@@ -396,7 +396,7 @@ impl AnswerParser {
         match channel {
             Channel::Reasoning => self.thought(text, parts),
             Channel::Content => self.content(text, parts),
-            // A call's arguments are all of a message.
+            // All text of the message is the call's arguments.
             Channel::Call => {
                 self.calls.arguments(text, parts);
                 if let State::Message(_, scan) = &mut self.state
@@ -412,23 +412,25 @@ impl AnswerParser {
     fn content(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
         if let Some(text) = self.trimmed(text) {
             self.has_content = true;
-            match parts.last_mut() {
-                Some(AnswerPart::Content(last)) => last.push_str(&text),
-                _ => parts.push(AnswerPart::Content(text)),
+            if let Some(AnswerPart::Content(last)) = parts.last_mut() {
+                last.push_str(&text);
+            } else {
+                parts.push(AnswerPart::Content(text));
             }
         }
     }
 
     fn thought(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
         if let Some(text) = self.trimmed(text) {
-            match parts.last_mut() {
-                Some(AnswerPart::Reasoning(last)) => last.push_str(&text),
-                _ => parts.push(AnswerPart::Reasoning(text)),
+            if let Some(AnswerPart::Reasoning(last)) = parts.last_mut() {
+                last.push_str(&text);
+            } else {
+                parts.push(AnswerPart::Reasoning(text));
             }
         }
     }
 
-    /// Without the white space that says nothing; `None`: nothing is left.
+    /// Text without dropped white space; `None` if nothing is left.
     fn trimmed(&mut self, text: &str) -> Option<String> {
         let text = if self.trims { text.trim_start() } else { text };
         if text.is_empty() {
@@ -439,7 +441,8 @@ impl AnswerParser {
     }
 }
 
-/// How many bytes at the end of a text may be the beginning of a mark, or, if `with_white`, white space before one.
+/// Number of bytes at the end of a text that may begin a mark, or, if `with_white`, that are white
+/// space before one.
 fn held_back<'a>(text: &str, marks: impl Iterator<Item = &'a str> + Clone, with_white: bool) -> usize {
     let longest = marks.clone().map(str::len).max().unwrap_or(0).min(text.len() + 1);
     let begins = |n: &usize| {

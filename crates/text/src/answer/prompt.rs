@@ -1,26 +1,26 @@
-//! How tools and calls are shown to a template.
+//! Presentation of tools and calls to a template.
 
 use serde_json::{Map, Value, json};
 
 use super::AnswerFormat;
 use crate::{Chat, ChatTemplate};
 
-/// What a template takes of tools, found by trying.
+/// Abilities of a template with tools, found by test renderings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ToolPrompt {
-    /// It writes tools and calls by itself.
+    /// True if it writes tools and calls itself.
     knows_tools: bool,
-    /// It wants the arguments of earlier calls as JSON text, not as an object.
+    /// True if it needs the arguments of earlier calls as JSON text, not as objects.
     wants_text: bool,
-    /// It takes a system message.
+    /// True if it accepts a system message.
     takes_system: bool,
 }
 
-/// Stands in what is tried.
+/// Text to look for in test renderings.
 const NEEDLE: &str = "needle in the arguments";
 
 impl ToolPrompt {
-    /// Of a template.
+    /// Tests a template.
     pub fn of(template: &ChatTemplate, format: &AnswerFormat) -> ToolPrompt {
         let user = json!({ "role": "user", "content": "question" });
         let shows = |messages: &[Value], tools: Option<&Value>, needle: &str| {
@@ -45,7 +45,7 @@ impl ToolPrompt {
         }
     }
 
-    /// The messages as the template takes them, and the tools that it is given.
+    /// Converts messages and tools to the form that the template expects.
     pub fn adapt(&self, messages: &[Value], tools: &[Value]) -> (Vec<Value>, Option<Value>) {
         if self.knows_tools {
             let messages = messages.iter().map(|message| self.with_arguments(message)).collect();
@@ -61,7 +61,7 @@ impl ToolPrompt {
         (adapted, None)
     }
 
-    /// A message whose calls have their arguments as the template wants them.
+    /// A message whose calls have arguments in the template's form.
     fn with_arguments(&self, message: &Value) -> Value {
         let mut message = message.clone();
         let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
@@ -86,7 +86,7 @@ impl ToolPrompt {
         message
     }
 
-    /// Tell a model of tools that its template does not know.
+    /// Describes tools in the prompt, for a template without support for them.
     fn tell(&self, tools: &[Value], messages: &mut Vec<Value>) {
         let mut text = String::from(
             "You can call these functions. Each is described by a JSON object with a schema of its parameters.\n\n",
@@ -102,7 +102,7 @@ impl ToolPrompt {
         );
         let place = if self.takes_system { "system" } else { "user" };
         match messages.iter_mut().find(|message| message["role"] == place) {
-            // A template takes a system message at the beginning alone.
+            // Templates accept a system message only at the start.
             Some(message) => {
                 let old = message["content"].as_str().unwrap_or_default();
                 let whole =
@@ -114,13 +114,14 @@ impl ToolPrompt {
     }
 }
 
-/// Calls and what they returned, as text.
+/// Appends calls and their results as text.
 fn push_plain(message: &Value, adapted: &mut Vec<Value>) {
     let text = message["content"].as_str().unwrap_or_default();
     if message["role"] == "tool" {
         let text = format!("<tool_response>\n{text}\n</tool_response>");
         match adapted.last_mut().filter(|last| last["role"] == "user") {
-            // Several calls were answered: many templates want users and assistants in turn.
+            // Results of several calls form one message, since many templates require user and
+            // assistant to alternate.
             Some(last) => {
                 let before = last["content"].as_str().unwrap_or_default();
                 last["content"] = Value::from(format!("{before}\n{text}"));

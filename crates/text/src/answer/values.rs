@@ -1,37 +1,37 @@
-//! Values as Python and Gemma write them.
+//! Values in the notations of Python and Gemma.
 
 use serde_json::{Map, Value};
 
-/// Values within values.
+/// Most nested values.
 const MAX_DEPTH: usize = 64;
 
-/// What was found where a value was expected.
+/// The result of parsing a value.
 #[derive(Debug)]
 pub(super) enum Parsed {
-    /// A value, and where it ends.
+    /// A value and the position of its end.
     Value(Value, usize),
-    /// The text ends before it does.
+    /// The text ends within the value.
     Open,
-    /// None.
+    /// The text is not a value.
     Wrong,
 }
 
-/// How values are written.
+/// The notation of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// Python's literals.
     Python,
-    /// Texts between these marks, keys without.
+    /// Strings between these marks, keys without marks.
     Quoted(&'static str),
 }
 
 impl Dialect {
-    /// The value that begins at `at`.
+    /// Parses the value that begins at `at`.
     pub(super) fn value(self, text: &str, at: usize) -> Parsed {
         self.nested(text, at, 0)
     }
 
-    /// The value that begins at `at`, within `depth` others.
+    /// Parses the value that begins at `at`, within `depth` others.
     fn nested(self, text: &str, at: usize, depth: usize) -> Parsed {
         if depth > MAX_DEPTH {
             return Parsed::Wrong;
@@ -50,7 +50,7 @@ impl Dialect {
         }
     }
 
-    /// `None`: no text begins here.
+    /// Parses a string; `None` if none begins here.
     fn string(self, text: &str, at: usize) -> Option<Parsed> {
         let rest = &text[at..];
         match self {
@@ -86,7 +86,7 @@ impl Dialect {
                         items.push(value);
                         i = end;
                     }
-                    other => return other,
+                    ended @ (Parsed::Open | Parsed::Wrong) => return ended,
                 },
             }
         }
@@ -102,63 +102,63 @@ impl Dialect {
                 Some(b'}') => return Parsed::Value(Value::Object(members), i + 1),
                 Some(b',') if !members.is_empty() => i += 1,
                 Some(_) => match self.member(text, i, b':', depth) {
-                    Member::Is(key, value, end) => {
+                    ParsedMember::Is(key, value, end) => {
                         members.insert(key, value);
                         i = end;
                     }
-                    Member::Open => return Parsed::Open,
-                    Member::Wrong => return Parsed::Wrong,
+                    ParsedMember::Open => return Parsed::Open,
+                    ParsedMember::Wrong => return Parsed::Wrong,
                 },
             }
         }
     }
 
-    /// A key, a separator and a value that begin at `at`.
-    pub(super) fn member(self, text: &str, at: usize, separator: u8, depth: usize) -> Member {
+    /// Parses a key, a separator and a value that begin at `at`.
+    pub(super) fn member(self, text: &str, at: usize, separator: u8, depth: usize) -> ParsedMember {
         let (key, end) = match self.string(text, at) {
             Some(Parsed::Value(Value::String(key), end)) => (key, end),
-            Some(Parsed::Open) => return Member::Open,
-            Some(_) => return Member::Wrong,
+            Some(Parsed::Open) => return ParsedMember::Open,
+            Some(_) => return ParsedMember::Wrong,
             None => {
                 let rest = &text[at..];
                 let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '$');
                 let len = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
                 if len == 0 {
-                    return Member::Wrong;
+                    return ParsedMember::Wrong;
                 }
                 (rest[..len].to_owned(), at + len)
             }
         };
         let i = skip_white(text, end);
         match text.as_bytes().get(i) {
-            None => return Member::Open,
+            None => return ParsedMember::Open,
             Some(byte) if *byte == separator => {}
-            Some(_) => return Member::Wrong,
+            Some(_) => return ParsedMember::Wrong,
         }
         match self.nested(text, skip_white(text, i + 1), depth + 1) {
-            Parsed::Value(value, end) => Member::Is(key, value, end),
-            Parsed::Open => Member::Open,
-            Parsed::Wrong => Member::Wrong,
+            Parsed::Value(value, end) => ParsedMember::Is(key, value, end),
+            Parsed::Open => ParsedMember::Open,
+            Parsed::Wrong => ParsedMember::Wrong,
         }
     }
 }
 
-/// The first byte from `at` on that is not white space.
+/// Position of the first byte from `at` on that is not white space.
 fn skip_white(text: &str, at: usize) -> usize {
     let rest = &text[at..];
     at + (rest.len() - rest.trim_start().len())
 }
 
-/// Where a value is that is still being written: only what decides where it ends.
+/// Position in an incomplete value, with only what is needed to find its end.
 #[derive(Clone, Debug)]
 pub(super) struct ValueScan {
     dialect: Dialect,
-    /// Brackets that are open.
+    /// Number of open brackets.
     depth: usize,
-    /// The quote that the string ends with; `None`: outside strings.
+    /// The quote that ends the string; `None` outside of strings.
     quote: Option<char>,
     is_escaped: bool,
-    /// Characters of [`Dialect::Quoted`]'s mark that have come.
+    /// Characters of [`Dialect::Quoted`]'s mark that have arrived.
     n_mark: usize,
 }
 
@@ -167,8 +167,8 @@ impl ValueScan {
         ValueScan { dialect, depth: 0, quote: None, is_escaped: false, n_mark: 0 }
     }
 
-    /// Whether the value ends before this character: a comma or a closing bracket that is not its
-    /// own.
+    /// Returns true if the value ends before this character: a comma, or a closing bracket of its
+    /// container.
     pub(super) fn ends_before(&mut self, c: char) -> bool {
         match self.dialect {
             Dialect::Quoted(mark) => {
@@ -217,17 +217,17 @@ impl ValueScan {
     }
 }
 
-/// What was found where a member was expected.
-pub(super) enum Member {
-    /// Key, value, and where the value ends.
+/// The result of parsing a member.
+pub(super) enum ParsedMember {
+    /// Key, value, and the position of the value's end.
     Is(String, Value, usize),
-    /// The text ends before it does.
+    /// The text ends within the member.
     Open,
-    /// None.
+    /// The text is not a member.
     Wrong,
 }
 
-/// The text that begins at `at`, after its quote.
+/// Parses the string that begins at `at`, after its quote.
 fn python_string(text: &str, at: usize, quote: char) -> Parsed {
     let mut out = String::new();
     let mut chars = text[at..].char_indices();
@@ -263,7 +263,7 @@ fn python_string(text: &str, at: usize, quote: char) -> Parsed {
     Parsed::Open
 }
 
-/// A number, or one of the words for true, false and nothing.
+/// Parses a number, or a word for true, false or null.
 fn word(text: &str, at: usize) -> Parsed {
     let rest = &text[at..];
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '+' | '.' | '_');

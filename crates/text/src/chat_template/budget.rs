@@ -1,8 +1,9 @@
-//! What one rendering may use. A template comes with a model's file, so it is hostile until proven otherwise, and the
-//! engine's fuel counts instructions, not what they do: one `replace` may touch 64 MiB.
+//! Limits of one rendering. A template comes with a model's file, so it is treated as hostile. The
+//! engine's fuel counts instructions and not their work: one `replace` may read 64 MiB.
 //!
-//! Everything that makes a value or reads one charges the budget of the rendering, before it does so. The budget is the
-//! thread's for as long as the rendering runs, because the engine asks lists for their items without saying for whom.
+//! Every operation that makes or reads a value charges the budget beforehand. The budget is
+//! thread-local while the rendering runs, because the engine iterates over lists without passing
+//! its state.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -10,21 +11,21 @@ use std::time::{Duration, Instant};
 
 use minijinja::{Error, ErrorKind};
 
-/// Work between two looks at the clock, in units of [`work`].
+/// Work between two checks of the clock, in units of [`work`].
 const WORK_BETWEEN_LOOKS: u64 = 1 << 16;
 
 /// The limits of one rendering.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Bytes of all texts, lists and objects that it makes. What it drops again counts as well.
+    /// Bytes of all texts, lists and objects made, including those dropped again.
     pub(super) created: u64,
-    /// Bytes and items that it reads, compares, hashes and copies.
+    /// Bytes and items read, compared, hashed and copied.
     pub(super) work: u64,
-    /// How long it may take.
+    /// Longest time of the rendering.
     pub(super) time: Duration,
 }
 
-/// Which limit was reached.
+/// The limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spent {
     Created,
@@ -46,7 +47,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Budget>> = const { RefCell::new(None) };
 }
 
-/// The limit that a rendering reached, as its error says it.
+/// Error of a rendering that reached a limit.
 #[derive(Debug)]
 pub(super) struct Exceeded {
     which: Spent,
@@ -65,7 +66,7 @@ impl fmt::Display for Exceeded {
     }
 }
 
-/// Run `render` within `limits`, and say which of them it reached, if any.
+/// Runs `render` within `limits`, and returns the limit that it reached, if any.
 pub(super) fn within<T>(limits: Limits, render: impl FnOnce() -> T) -> (T, Option<Exceeded>) {
     /// Ends the budget even if the rendering panics.
     struct End;
@@ -88,30 +89,30 @@ pub(super) fn within<T>(limits: Limits, render: impl FnOnce() -> T) -> (T, Optio
     (out, spent.map(|which| Exceeded { which, limits }))
 }
 
-/// Charge for `n` bytes or items that are about to be read, compared, hashed or copied.
+/// Charges for `n` bytes or items before they are read, compared, hashed or copied.
 ///
 /// # Errors
-/// The rendering has used up one of its limits.
+/// The rendering has reached a limit.
 pub(super) fn work(n: u64) -> Result<(), Error> {
     charge(0, n)
 }
 
-/// Charge for a value of `bytes` that is about to be made.
+/// Charges for a value of `bytes` before it is made.
 ///
 /// # Errors
-/// The rendering has used up one of its limits.
+/// The rendering has reached a limit.
 pub(super) fn create(bytes: u64) -> Result<(), Error> {
     charge(bytes, bytes)
 }
 
-/// Whether a limit has been reached, so that nothing more needs to be done.
+/// Returns true if a limit has been reached, so that work can stop.
 pub(super) fn is_spent() -> bool {
     CURRENT.with_borrow(|budget| budget.as_ref().is_some_and(|budget| budget.spent.is_some()))
 }
 
 fn charge(created: u64, work: u64) -> Result<(), Error> {
     CURRENT.with_borrow_mut(|budget| match budget {
-        // Outside of a rendering: a template's constants, while it is compiled.
+        // Outside of a rendering, constants of a template are evaluated while it is compiled.
         None => Ok(()),
         Some(budget) => budget.charge(created, work),
     })
@@ -150,13 +151,13 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// Bytes that are written before they are charged, so that single characters cost little.
+    /// Bytes written before they are charged, so that single characters cost little.
     const UNCHARGED: usize = 1024;
 
-    /// The whole text.
+    /// Returns the whole text.
     ///
     /// # Errors
-    /// The rendering has used up one of its limits.
+    /// The rendering has reached a limit.
     pub(super) fn finish(mut self) -> Result<String, Error> {
         self.charge(0)?;
         Ok(self.text)
@@ -180,7 +181,7 @@ impl fmt::Write for Text {
     }
 }
 
-/// Charges what goes through it for its bytes.
+/// A writer that charges for the bytes written.
 pub(super) struct Charged<'a, W>(pub(super) &'a mut W);
 
 impl<W: fmt::Write> fmt::Write for Charged<'_, W> {

@@ -1,7 +1,8 @@
-//! The engine's filters, tests and methods, each behind a charge for what it will read and make at most. What they give
-//! back becomes a list or object of [`values`](super::values), so that it charges for its items in turn.
+//! The engine's filters, tests and methods, charged beforehand for the most that they may read and
+//! make. Their results become lists or objects of [`values`](super::values), which charge for their
+//! items in turn.
 //!
-//! Those that could make far more than they are given are written here instead.
+//! Functions whose results could be far larger than their arguments are written here instead.
 
 use minijinja::formatting::FormatStyle;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
@@ -15,33 +16,35 @@ use super::values::{ITEM_BYTES, List, ListKind, check_storable, own, text_len, w
 
 /// The widest field and the most digits that `format` writes.
 const MAX_FIELD: usize = 4096;
-/// The most bytes of a format of `strftime_now`.
+/// Most bytes of a format of `strftime_now`.
 pub(super) const MAX_TIME_FORMAT: usize = 256;
 
-/// What a call may cost, at most.
+/// Upper bound of a call's cost.
 #[derive(Clone, Copy)]
 enum Cost {
-    /// It reads the texts that it is given.
+    /// Reads its text arguments.
     Read,
-    /// It makes a text that is no longer than those that it is given.
+    /// Makes a text no longer than its text arguments.
     Text,
-    /// It makes a list of no more items than those that it is given; a text is a list of its characters.
+    /// Makes a list with no more items than its arguments; a text counts as the list of its
+    /// characters.
     List,
-    /// [`Cost::List`], and it compares them with each other.
+    /// Like [`Cost::List`], and compares the items with each other.
     Order,
-    /// It compares the values that it is given.
+    /// Compares its arguments.
     Compare,
-    /// It reads its first text once for each character of the second.
+    /// Reads its first text once for each character of the second.
     Strip,
-    /// It makes a list of the pieces of its first text, between occurrences of the second.
+    /// Makes a list of the pieces of its first text, between occurrences of the second.
     Split,
-    /// It makes as many lists as its second argument says, or fills them up to so many.
+    /// Makes as many lists as its second argument says, or pads them to that length.
     Batch,
-    /// It fills in a text.
+    /// Fills in a format.
     Format(FormatStyle),
 }
 
-/// Make an environment's filters, tests, functions and methods the bounded ones. The environment has none before.
+/// Registers the bounded filters, tests, functions and methods. The environment must have none
+/// before.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     for (name, filter, cost) in guarded_filters() {
         environment.add_filter(name, guarded(filter, cost));
@@ -117,7 +120,7 @@ fn guarded_tests() -> Vec<(&'static str, Value, Cost)> {
     ]
 }
 
-/// A function behind its charge.
+/// A function with its charge.
 fn guarded(
     function: Value,
     cost: Cost,
@@ -168,7 +171,7 @@ fn charge(cost: Cost, args: &[Value]) -> Result<(), Error> {
     }
 }
 
-/// What a list of the items of `value` takes.
+/// Bytes of a list of the items of `value`.
 fn list_bytes(value: &Value) -> u64 {
     match (value.kind(), value.as_object()) {
         (ValueKind::String, _) => 24 * text_len(value),
@@ -207,14 +210,14 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
     unknown_method_callback(state, value, name, args).and_then(own)
 }
 
-/// A text as it is, anything else as it prints.
+/// A text as it is, and any other value as it prints.
 fn as_text(value: &Value) -> Result<String, Error> {
     let mut out = Text::default();
     python::str(value, &mut out)?;
     out.finish()
 }
 
-/// `text` with `to` in place of the first `count` occurrences of `from`, or of all.
+/// Replaces the first `count` occurrences of `from` in `text` by `to`, or all.
 fn replace(text: &str, from: &str, to: &str, count: Option<usize>) -> Result<Value, Error> {
     budget::work((text.len() + from.len()) as u64)?;
     let count = count.unwrap_or(usize::MAX);
@@ -223,7 +226,7 @@ fn replace(text: &str, from: &str, to: &str, count: Option<usize>) -> Result<Val
     Ok(Value::from(text.replacen(from, to, count)))
 }
 
-/// The items as they print, with `separator` between them.
+/// Joins the printed items with `separator`.
 fn join(items: &Value, separator: &str) -> Result<Value, Error> {
     use std::fmt::Write;
 
@@ -258,7 +261,7 @@ fn join_filter(
     }
 }
 
-/// `a.b.0` of a value, or nothing if it has no such part.
+/// The part `a.b.0` of a value, or undefined if there is none.
 fn path(value: Value, attribute: &Value) -> Result<Value, Error> {
     let Some(path) = attribute.as_str() else { return value.get_item(attribute) };
     path.split('.').try_fold(value, |value, part| match part.parse::<u32>() {
@@ -300,7 +303,8 @@ fn sum(
     Ok(total)
 }
 
-/// Charge for a format that is filled in: its fields may each hold the longest of the arguments, as wide as the widest.
+/// Charges for filling in a format. Each field may be as long as the longest argument, and as wide
+/// as the widest.
 fn check_format(style: FormatStyle, format: &str, args: &[Value]) -> Result<(), Error> {
     budget::work(format.len() as u64)?;
     let (n_fields, widest, takes_width) = match style {
@@ -330,12 +334,12 @@ fn check_format(style: FormatStyle, format: &str, args: &[Value]) -> Result<(), 
     budget::create((format.len() as u64).saturating_add(fields))
 }
 
-/// Fields of `%5.2f`: how many, the widest, and whether one takes its width from an argument.
+/// Fields of `%5.2f`: their number, the widest, and true if one gets its width from an argument.
 fn printf_fields(format: &str) -> (usize, usize, bool) {
     let (mut n, mut widest, mut takes_width) = (0, 0, false);
     for field in format.split('%').skip(1) {
         n += 1;
-        // The name of an argument, `%(name)s`, is no part of how it is printed.
+        // The name of an argument, `%(name)s`, does not affect its form.
         let spec = match field.strip_prefix('(').and_then(|named| named.split_once(')')) {
             Some((_, spec)) => spec,
             None => field,
@@ -347,14 +351,14 @@ fn printf_fields(format: &str) -> (usize, usize, bool) {
     (n, widest, takes_width)
 }
 
-/// The same of `{:>5}`.
+/// Like [`printf_fields`], for `{:>5}`.
 fn brace_fields(format: &str) -> (usize, usize, bool) {
     let (mut n, mut widest, mut takes_width) = (0, 0, false);
     for field in format.split('{').skip(1) {
         n += 1;
         let spec = field.split('}').next().unwrap_or_default();
         widest = widest.max(largest_number(spec));
-        // A field within a field.
+        // A nested field.
         takes_width |= !field.contains('}') && !field.is_empty();
     }
     (n, widest, takes_width)

@@ -1,8 +1,9 @@
-//! Chat templates: Jinja2 sources that turn a conversation into the text a model was trained on. They are rendered as
-//! transformers renders them (`apply_chat_template`), to the byte, because a model notices every space.
+//! Chat templates: Jinja2 sources that convert a conversation to the text form of a model's
+//! training. They are rendered byte for byte as transformers renders them (`apply_chat_template`),
+//! since every space affects a model.
 //!
-//! Of what Jinja2 can do, this is known to be missing: the `%` operator on text, a sign `+` before a number, `varargs`
-//! and `kwargs` in macros. A loop over `none`, at which Jinja2 fails, is a loop over nothing.
+//! These features of Jinja2 are missing: the `%` operator on text, a sign `+` before a number,
+//! `varargs` and `kwargs` in macros. A loop over `none`, which fails in Jinja2, has no iterations.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -25,50 +26,54 @@ mod python;
 mod rewrite;
 mod values;
 
-/// The most bytes of a template's source: those in use have up to 20 KB.
+/// Most bytes of a template's source; those in use have up to 20 KB.
 const MAX_SOURCE: usize = 1 << 20;
-/// The most bytes of a rendered conversation.
+/// Most bytes of a rendered conversation.
 const MAX_OUTPUT: usize = 64 << 20;
-/// Bytes of texts and lists that a rendering may make.
+/// Most bytes of texts and lists that a rendering may make.
 const MAX_CREATED: u64 = 64 << 20;
-/// What a long conversation may add to that, for templates that make their text longer with every message.
+/// Additional bytes for a long conversation, since some templates copy their text with every
+/// message.
 const MAX_CREATED_MORE: u64 = 448 << 20;
-/// Bytes that may be read for each that may be made.
+/// Bytes that may be read for each byte that may be made.
 const READS: u64 = 2;
-/// How long a rendering may take. The longest conversations take some tens of milliseconds.
+/// Longest rendering. The longest conversations take some tens of milliseconds.
 const MAX_TIME: Duration = Duration::from_secs(10);
-/// Instructions that a template may take, and as many more for each message and tool. Those in use take about a
-/// hundred for a message.
+/// Most instructions of a template, and as many more for each message and tool. Templates in use
+/// need about a hundred for a message.
 const FUEL: u64 = 1_000_000;
 const FUEL_PER_MESSAGE: u64 = 20_000;
-/// Macros within macros. Each takes kilobytes of the stack.
+/// Most nested macros. Each uses kilobytes of the stack.
 const MAX_RECURSION: usize = 100;
-/// Stack for parsing and compiling, which recurse with the source; `rewrite::check_source` says how deep.
+/// Stack for parsing and compiling, which recurse with the source. `rewrite::check_source` limits
+/// the depth.
 const COMPILE_STACK: usize = 32 << 20;
 const NAME: &str = "chat";
 
-/// A conversation and what else a template may ask for.
+/// A conversation and the other variables of a template.
 #[derive(Clone, Debug, Default)]
 pub struct Chat<'a> {
-    /// Objects with `role` and `content`, and what a template knows besides (`tool_calls`, `name`, `reasoning_content`).
+    /// Messages: objects with `role` and `content`, and optional keys (`tool_calls`, `name`,
+    /// `reasoning_content`).
     pub messages: &'a [Json],
-    /// JSON schemas of tools, usually a list of `{"type": "function", "function": {…}}`. `None` is the template's `none`.
+    /// JSON schemas of tools, usually a list of `{"type": "function", "function": {…}}`. `None` is
+    /// the template's `none`.
     pub tools: Option<&'a Json>,
     /// Documents to answer from, each with `title` and `text`.
     pub documents: Option<&'a Json>,
-    /// Whether the text ends with the beginning of the assistant's answer.
+    /// True if the text ends with the start of the assistant's answer.
     pub add_generation_prompt: bool,
     /// The text of the BOS token; undefined in the template if `None`.
     pub bos_token: Option<&'a str>,
     /// The text of the EOS token; undefined in the template if `None`.
     pub eos_token: Option<&'a str>,
-    /// Further variables, such as `enable_thinking`. They win over those above.
+    /// Further variables, such as `enable_thinking`. They override those above.
     pub extra: Option<&'a Map<String, Json>>,
-    /// What `strftime_now` takes for now; the clock if `None`.
+    /// The time of `strftime_now`; the clock if `None`.
     pub now: Option<SystemTime>,
 }
 
-/// What the compiler made of a source.
+/// A compiled source.
 #[derive(Debug)]
 struct Code<'source> {
     instructions: Instructions<'source>,
@@ -76,7 +81,7 @@ struct Code<'source> {
 }
 
 self_cell!(
-    struct Compiled {
+    struct CompiledTemplate {
         owner: String,
 
         #[covariant]
@@ -90,19 +95,19 @@ self_cell!(
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    compiled: Compiled,
+    compiled: CompiledTemplate,
 }
 
 impl ChatTemplate {
-    /// Compile a source.
+    /// Compiles a source.
     ///
     /// # Errors
-    /// It is not a valid template, or longer than 1 MiB, or its expressions are too long.
+    /// It is not a valid template, is longer than 1 MiB, or has too long expressions.
     pub fn new(source: &str) -> Result<ChatTemplate> {
         if source.len() > MAX_SOURCE {
             return Err(Error::TooLong { what: "the chat template", len: source.len(), limit: MAX_SOURCE });
         }
-        let compiled = Compiled::try_new(prepare(source), |source| {
+        let compiled = CompiledTemplate::try_new(prepare(source), |source| {
             std::thread::scope(|scope| {
                 std::thread::Builder::new()
                     .name("template".into())
@@ -131,11 +136,12 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, compiled })
     }
 
-    /// Render a conversation.
+    /// Renders a conversation.
     ///
     /// # Errors
-    /// The template refuses the conversation ([`Error::TemplateRefused`]), or fails: it does what Jinja2 does not allow
-    /// either, takes too many steps or too long, makes more values than a template needs, or writes more than 64 MiB.
+    /// The template refuses the conversation ([`Error::TemplateRefused`]), or fails: it does what
+    /// Jinja2 does not allow either, exceeds the limits of steps, time or memory, or writes more
+    /// than 64 MiB.
     pub fn render(&self, chat: &Chat) -> Result<String> {
         let mut context = Map::new();
         context.insert("messages".into(), chat.messages.iter().map(with_reasoning).collect());
@@ -155,7 +161,8 @@ impl ChatTemplate {
         let n_tools = chat.tools.and_then(Json::as_array).map_or(0, Vec::len);
         let n_messages = (chat.messages.len() + n_tools) as u64;
 
-        // Clones share the compiled template; what belongs to this conversation is set on the clone.
+        // Clones share the compiled template; the variables of this conversation are set on the
+        // clone.
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(FUEL + FUEL_PER_MESSAGE * n_messages));
         let now = OnceLock::new();
@@ -194,7 +201,7 @@ impl ChatTemplate {
     }
 }
 
-/// The instructions of a source.
+/// Compiles a source to instructions.
 fn compile(source: &str) -> Result<Code<'_>> {
     let syntax = || SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed);
     rewrite::check_source(source, syntax()?)?;
@@ -205,8 +212,8 @@ fn compile(source: &str) -> Result<Code<'_>> {
     Ok(Code { instructions, blocks })
 }
 
-/// A message as transformers hands it to a template: whatever name its reasoning came under, it is
-/// `reasoning_content`, and also `thinking`.
+/// A message as transformers passes it to a template: its reasoning, whatever its key, is
+/// `reasoning_content` and also `thinking`.
 fn with_reasoning(message: &Json) -> Json {
     let Some(fields) = message.as_object() else { return message.clone() };
     let found = ["reasoning_content", "thinking", "reasoning"]
@@ -220,8 +227,9 @@ fn with_reasoning(message: &Json) -> Json {
     Json::Object(out)
 }
 
-/// Jinja2 reads every end of line as `\n`. `{% generation %}` marks the assistant's part for training, which Jinja2
-/// takes for a scope of its own: `{% with %}`, which trims the same spaces around it.
+/// Normalises a source. Jinja2 reads every line end as `\n`. `{% generation %}` marks the
+/// assistant's part for training; Jinja2 treats it as a scope, `{% with %}`, which trims the same
+/// spaces.
 fn prepare(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len());
@@ -244,7 +252,7 @@ fn prepare(source: &str) -> String {
     out
 }
 
-/// What `raise_exception` said.
+/// The message of `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refused(String);

@@ -1,5 +1,6 @@
-//! Jinja2's operators as filters, under names that no template can write. Each charges what it reads and makes before
-//! it does so; lists that the engine would join or cut lazily are made at once, so that they cannot nest.
+//! Jinja2's operators as filters, under names that no template can write. Each charges beforehand
+//! for what it reads and makes. Lists that the engine would join or slice lazily are made at once,
+//! so that they cannot nest.
 
 use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, State, Value};
@@ -8,7 +9,7 @@ use super::budget::{self, Text};
 use super::python::{self, invalid};
 use super::values::{Dict, ITEM_BYTES, List, ListKind, check_storable, is_loop, own, text_len, weight};
 
-/// Add them to an environment.
+/// Registers the operators in an environment.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter("@add", add);
     environment.add_filter("@mul", mul);
@@ -38,7 +39,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter("@cycle", cycle);
     environment.add_filter("@changed", changed);
     environment.add_filter("@other", |_: &Value| -> Result<Value, Error> {
-        Err(invalid("the template asks for another template, and a model has only one".into()))
+        Err(invalid("the template includes another template, and a model has only one".into()))
     });
 }
 
@@ -54,7 +55,7 @@ fn unsupported(operator: &str, a: &Value, b: &Value) -> Error {
     invalid(format!("tried to use {operator} operator on unsupported types {} and {}", a.kind(), b.kind()))
 }
 
-/// `a + b`: numbers, two texts, or two lists.
+/// `a + b` of numbers, two texts, or two lists.
 pub(super) fn add(a: &Value, b: &Value) -> Result<Value, Error> {
     if a.kind() == ValueKind::String && b.kind() == ValueKind::String {
         let (a, b) = (a.as_str().unwrap_or_default(), b.as_str().unwrap_or_default());
@@ -82,7 +83,7 @@ pub(super) fn add(a: &Value, b: &Value) -> Result<Value, Error> {
     }
 }
 
-/// `a * b`: numbers, or a text or list so many times.
+/// `a * b` of numbers, or a text or list repeated.
 fn mul(a: &Value, b: &Value) -> Result<Value, Error> {
     let times = |value: &Value| integer(value).map(|n| usize::try_from(n.max(0)).unwrap_or(usize::MAX));
     let (what, by) = if a.kind() == ValueKind::String || list(a).is_some() { (a, b) } else { (b, a) };
@@ -113,7 +114,7 @@ fn mul(a: &Value, b: &Value) -> Result<Value, Error> {
     }
 }
 
-/// A number without a fraction, and what Python counts as one.
+/// An integer, or a value that Python counts as one.
 fn integer(value: &Value) -> Option<i128> {
     (value.is_integer() || value.kind() == ValueKind::Bool).then(|| i128::try_from(value.clone()).ok())?
 }
@@ -137,7 +138,8 @@ fn concat(a: &Value, b: &Value) -> Result<Value, Error> {
     out.finish().map(Value::from)
 }
 
-/// A comparison ends at the first difference, so it reads no more than the smaller of the two.
+/// Charges for a comparison. It ends at the first difference, so it reads no more than the smaller
+/// value.
 fn compared(a: &Value, b: &Value, compare: fn(&Value, &Value) -> bool) -> Result<bool, Error> {
     budget::work(weight(a).min(weight(b)))?;
     Ok(compare(a, b))
@@ -171,7 +173,7 @@ pub(super) fn is_in(value: &Value, container: &Value) -> Result<bool, Error> {
     Ok(object.get_value(value).is_some())
 }
 
-/// `value[start:stop:step]`, as Python cuts.
+/// `value[start:stop:step]`, with Python's rules.
 fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Value, Error> {
     let part = |part: &Value| match part.is_none() {
         true => Ok(None),
@@ -235,7 +237,7 @@ impl Iterator for Indices {
     }
 }
 
-/// `loop.cycle(…)`: the one of the arguments whose turn it is.
+/// `loop.cycle(…)`: the argument of the current iteration.
 fn cycle(state: &mut State, subject: &Value, args: Rest<Value>) -> Result<Value, Error> {
     if !is_loop(subject) {
         return subject.call_method(state, "cycle", &args).and_then(own);
@@ -247,7 +249,8 @@ fn cycle(state: &mut State, subject: &Value, args: Rest<Value>) -> Result<Value,
     }
 }
 
-/// `loop.changed(…)`: whether the arguments are others than the last time. The loop keeps them.
+/// `loop.changed(…)`: true if the arguments differ from those of the last call, which the loop
+/// stores.
 fn changed(state: &mut State, subject: &Value, args: Rest<Value>) -> Result<Value, Error> {
     for arg in args.iter() {
         check_storable(arg)?;

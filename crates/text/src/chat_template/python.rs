@@ -1,5 +1,6 @@
-//! What Python prints: templates are written for Jinja2, so a value in one must come out as `str()` prints it, to the
-//! byte, and filters must do what Jinja2's do. (Python language reference, `repr` of str and float.)
+//! Python's printing of values. Templates are written for Jinja2, so values must print byte for
+//! byte as by `str()`, and filters must behave as Jinja2's. (Python language reference, `repr` of
+//! str and float.)
 
 use std::fmt::Write;
 
@@ -11,10 +12,10 @@ use super::values::{is_tuple, text_len};
 
 mod json;
 
-/// Lists and objects within each other deeper than this are refused.
+/// Most nested levels of lists and objects.
 pub(super) const MAX_DEPTH: usize = 200;
 
-/// Append `str(value)`: text as it is, anything else as [`repr`].
+/// Appends `str(value)`: text as it is, other values as [`repr`].
 pub(super) fn str(value: &Value, out: &mut impl Write) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => Ok(out.write_str(text)?),
@@ -23,7 +24,7 @@ pub(super) fn str(value: &Value, out: &mut impl Write) -> Result<(), Error> {
     }
 }
 
-/// Append `repr(value)`.
+/// Appends `repr(value)`.
 pub(super) fn repr(value: &Value, out: &mut impl Write, depth: usize) -> Result<(), Error> {
     check_depth(depth)?;
     match value.kind() {
@@ -60,7 +61,7 @@ pub(super) fn repr(value: &Value, out: &mut impl Write, depth: usize) -> Result<
     Ok(())
 }
 
-/// A text in quotes: single ones, unless it has such in it and no double ones.
+/// A text in single quotes, or in double quotes if it contains single quotes but no double ones.
 fn repr_text(text: &str, out: &mut impl Write) -> std::fmt::Result {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.write_char(quote)?;
@@ -80,8 +81,8 @@ fn repr_text(text: &str, out: &mut impl Write) -> std::fmt::Result {
     out.write_char(quote)
 }
 
-/// `str.isprintable`, but for unassigned code points, which change with every version of Unicode: no control, format,
-/// private or separator character but the space.
+/// `str.isprintable`, except for unassigned code points, which change with Unicode's versions. No
+/// control, format, private or separator character but the space is printable.
 fn is_printable(c: char) -> bool {
     let format = matches!(c,
         '\u{AD}' | '\u{600}'..='\u{605}' | '\u{61C}' | '\u{6DD}' | '\u{70F}' | '\u{180E}' | '\u{200B}'..='\u{200F}'
@@ -90,8 +91,8 @@ fn is_printable(c: char) -> bool {
     c == ' ' || !(c.is_control() || c.is_whitespace() || format)
 }
 
-/// An integer by its digits, a float as its shortest digits that read back the same, with an exponent where Python
-/// writes one: below 1e-4 and from 1e16 on.
+/// Prints an integer by its digits, and a float by the shortest digits that parse to it. Like
+/// Python it writes an exponent below 1e-4 and from 1e16 on.
 fn number(value: &Value, out: &mut impl Write) -> Result<(), Error> {
     if value.is_integer() {
         return Ok(write!(out, "{value}")?);
@@ -131,7 +132,7 @@ fn check_depth(depth: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Give templates Python's filters and tests where they differ from the engine's own.
+/// Registers Python's filters and tests that differ from the engine's own.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter("tojson", json::to_json);
     environment.add_filter("string", |value: &Value| {
@@ -153,7 +154,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     for name in ["e", "escape"] {
         environment.add_filter(name, escape);
     }
-    // Python's tests ask what a value can do, so that a text is a sequence too.
+    // Python's tests check for operations, so a text is a sequence too.
     environment.add_test("iterable", |value: &Value| {
         value.as_str().is_some() || (!value.is_none() && value.try_iter().is_ok())
     });
@@ -162,7 +163,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     });
 }
 
-/// Jinja2's `indent`: the last end of line is dropped, and every kind of line end becomes `\n`.
+/// Jinja2's `indent`: the last line end is dropped, and every kind of line end becomes `\n`.
 fn indent(
     text: &Value,
     width: Option<&Value>,
@@ -195,7 +196,7 @@ fn indent(
     out.finish()
 }
 
-/// A width in spaces, or the text itself.
+/// Spaces of a width, or the given text.
 fn indentation(width: &Value) -> Result<String, Error> {
     const MAX_WIDTH: i64 = 64;
     match width.as_str() {
@@ -210,7 +211,7 @@ fn indentation(width: &Value) -> Result<String, Error> {
     }
 }
 
-/// `(text + "\n").splitlines()`: Python ends lines at more characters than others do.
+/// `(text + "\n").splitlines()`. Python has more line ends than other languages.
 fn lines(text: &str) -> Vec<&str> {
     let mut lines = Vec::new();
     let (mut from, mut chars) = (0, text.char_indices().peekable());

@@ -1,7 +1,7 @@
-//! A template's syntax tree with its operators as filters of ours. The engine's own have no limit of their own, and it
-//! computes what is constant while it compiles.
+//! Rewriting of a template's syntax tree, so that its operators are this crate's filters. The
+//! engine's own operators have no limits, and the engine evaluates constants while it compiles.
 //!
-//! Texts between the tags become constants that are printed, so that they are charged as everything else is.
+//! Texts between tags become printed constants, so that they are charged too.
 
 use minijinja::Value;
 use minijinja::machinery::{Span, Token, ast, tokenize};
@@ -11,20 +11,20 @@ use super::values::{Dict, List, ListKind};
 use crate::{Error, Result};
 use ast::{CallArg, Expr, Spanned, Stmt};
 
-/// Operators within each other, between one pair of braces. Parser and compiler recurse once for each.
+/// Most nested operators between one pair of braces. Parser and compiler recurse for each.
 const MAX_OPERATORS: usize = 500;
-/// Words and signs between one pair of braces.
+/// Most tokens between one pair of braces.
 const MAX_TOKENS: usize = 20_000;
-/// `elif` in all of a template: each is an `if` within the one before it.
+/// Most `elif` in a template, since each is an `if` nested in the previous one.
 const MAX_ELIF: usize = 1_000;
 
-/// Refuse a source that would take too much stack to parse.
+/// Refuses a source whose parsing would take too much stack.
 ///
 /// # Errors
-/// It has too many operators within each other, too long a tag or too many `elif`.
+/// It has too many nested operators, too long a tag, or too many `elif`.
 pub(super) fn check_source(source: &str, syntax: SyntaxConfig) -> Result<()> {
     let (mut n_tokens, mut n_elif) = (0, 0);
-    // Operators so far on the way to the innermost expression, and for each open bracket: at it, and the most since.
+    // Nested operators so far; and for each open bracket, those at the bracket and the most since.
     let mut n_operators = 0usize;
     let mut open: Vec<(usize, usize)> = Vec::new();
     for token in tokenize(source, false, syntax) {
@@ -81,8 +81,8 @@ pub(super) fn check_source(source: &str, syntax: SyntaxConfig) -> Result<()> {
             | Token::Lte => n_operators += 1,
         }
         let too_many = [
-            (n_operators, MAX_OPERATORS, "operators within each other"),
-            (n_tokens, MAX_TOKENS, "words and signs in one tag"),
+            (n_operators, MAX_OPERATORS, "nested operators"),
+            (n_tokens, MAX_TOKENS, "tokens in one tag"),
             (n_elif, MAX_ELIF, "`elif`"),
         ];
         if let Some((_, limit, what)) = too_many.into_iter().find(|(n, limit, _)| n > limit) {
@@ -92,7 +92,7 @@ pub(super) fn check_source(source: &str, syntax: SyntaxConfig) -> Result<()> {
     Ok(())
 }
 
-/// A statement with the filters of `operators` in place of operators.
+/// A statement with filters in place of operators.
 pub(super) fn stmt<'a>(node: &Stmt<'a>) -> Stmt<'a> {
     match node {
         Stmt::Template(s) => Stmt::Template(new(s.span(), ast::Template { children: body(&s.children) })),
@@ -146,7 +146,7 @@ pub(super) fn stmt<'a>(node: &Stmt<'a>) -> Stmt<'a> {
         Stmt::Block(s) => {
             Stmt::Block(new(s.span(), ast::Block { name: s.name, required: s.required, body: body(&s.body) }))
         }
-        // There is one template and no other to include, so what would do so fails where it is reached.
+        // There is no other template to include, so an include fails when it is executed.
         Stmt::Import(s) => no_other(s.span(), &s.expr),
         Stmt::FromImport(s) => no_other(s.span(), &s.expr),
         Stmt::Extends(s) => no_other(s.span(), &s.name),
@@ -189,7 +189,7 @@ fn no_other<'a>(span: Span, name: &Expr<'a>) -> Stmt<'a> {
     Stmt::EmitExpr(new(span, ast::EmitExpr { expr: filter("@other", span, expr(name), vec![]) }))
 }
 
-/// What is assigned to: names, lists of names, and attributes of namespaces.
+/// A target of an assignment: names, lists of names, and attributes of namespaces.
 fn target<'a>(node: &Expr<'a>) -> Expr<'a> {
     match node {
         Expr::List(s) => Expr::List(new(s.span(), ast::List { items: s.items.iter().map(target).collect() })),
@@ -201,7 +201,7 @@ fn target<'a>(node: &Expr<'a>) -> Expr<'a> {
     }
 }
 
-/// What is assigned, checked if a namespace keeps it.
+/// An assigned value, checked if a namespace stores it.
 fn stored<'a>(to: &Expr<'a>, from: &Expr<'a>) -> Expr<'a> {
     match to {
         Expr::GetAttr(_) => filter("@store", from.span(), expr(from), vec![]),
@@ -231,7 +231,7 @@ fn expr<'a>(node: &Expr<'a>) -> Expr<'a> {
             filter("@slice", s.span(), expr(&s.expr), args)
         }
         Expr::UnaryOp(s) => {
-            // The kind cannot be copied.
+            // The kind is not `Copy`.
             #[allow(clippy::needless_match)]
             let op = match s.op {
                 ast::UnaryOpKind::Not => ast::UnaryOpKind::Not,
@@ -262,7 +262,8 @@ fn expr<'a>(node: &Expr<'a>) -> Expr<'a> {
             ast::GetItem { expr: expr(&s.expr), subscript_expr: expr(&s.subscript_expr) },
         )),
         Expr::GetItem(s) => filter("@get", s.span(), expr(&s.expr), vec![expr(&s.subscript_expr)]),
-        // `cycle` with nothing to cycle through is a division by zero in the engine, and `changed` keeps what it is given.
+        // In the engine, `cycle` without arguments divides by zero, and `changed` stores its
+        // arguments.
         Expr::Call(s) => match (&s.expr, loop_method(s)) {
             (Expr::GetAttr(subject), Some(name)) => Expr::Filter(new(
                 s.span(),
@@ -276,7 +277,7 @@ fn expr<'a>(node: &Expr<'a>) -> Expr<'a> {
     }
 }
 
-/// A text finds its place in an object at once, and a small number in a list or a text.
+/// True for a constant text, whose lookup in an object is O(1), and for a small number.
 fn is_cheap_key(key: &Expr) -> bool {
     let Expr::Const(key) = key else { return false };
     key.value.as_str().is_some() || key.value.as_usize().is_some_and(|at| at <= 64)
@@ -303,7 +304,7 @@ fn binary<'a>(s: &Spanned<ast::BinOp<'a>>) -> Expr<'a> {
         Op::Gt => "@gt",
         Op::Gte => "@gte",
         Op::In => "@in",
-        // Numbers of constant size, and what chooses one of two values.
+        // Numbers of constant size, and operators that choose one of two values.
         Op::ScAnd | Op::ScOr | Op::Sub | Op::Div | Op::FloorDiv | Op::Rem | Op::Pow => {
             let op = ast::BinOp { op: s.op, left: expr(&s.left), right: expr(&s.right) };
             return Expr::BinOp(new(s.span(), op));
@@ -327,7 +328,7 @@ fn compare<'a>(s: &Spanned<ast::Compare<'a>>) -> Expr<'a> {
         };
         return filter(ours, s.span(), expr(&s.expr), vec![expr(&only.expr)]);
     }
-    // In a chain each operand is computed once, and only if the comparisons before it hold.
+    // In a chain, each operand is evaluated once, and only if the comparisons before it are true.
     let weighed = |node: &Expr<'a>| filter("@weigh", node.span(), expr(node), vec![]);
     let ops = s.ops.iter().map(|op| ast::CompareOp { op: op.op, expr: weighed(&op.expr) }).collect();
     Expr::Compare(new(s.span(), ast::Compare { expr: weighed(&s.expr), ops }))
@@ -335,7 +336,7 @@ fn compare<'a>(s: &Spanned<ast::Compare<'a>>) -> Expr<'a> {
 
 fn call<'a>(node: &ast::Call<'a>) -> ast::Call<'a> {
     let mut args = args(&node.args);
-    // A recursive loop goes over what it is called with, whatever name it was given.
+    // A recursive loop iterates over its call's argument, whatever its name.
     if let (Expr::Var(_), [CallArg::Pos(_)]) = (&node.expr, args.as_slice())
         && let Some(CallArg::Pos(only)) = args.pop()
     {

@@ -1,7 +1,8 @@
-//! The lists and objects that a template works with. Each knows how deep it is and how much there is in it, and charges
-//! the budget for every item that it hands out, so that whatever walks over them is bounded.
+//! Lists and objects of a template. Each knows its depth and size, and charges the budget for every
+//! item that is read, so that every traversal is bounded.
 //!
-//! The depth is limited where they are made: what compares, hashes, prints or drops a value recurses once a level.
+//! The depth is limited when they are made, since comparing, hashing, printing and dropping recurse
+//! once for each level.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,25 +14,25 @@ use serde_json::Value as Json;
 use super::budget::{self, Charged};
 use super::python::{self, MAX_DEPTH, invalid};
 
-/// What an item of a list is charged: its value, and a share of what holds it.
+/// Charge for a list's item: its value, and a share of its container.
 pub(super) const ITEM_BYTES: u64 = 64;
 
-/// What a list is to the template.
+/// The kind of a list in Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListKind {
     List,
     Tuple,
-    /// What Python has an iterator or a view for: it is no sequence.
+    /// Iterators and views, which are not sequences.
     View,
-    /// A group of `groupby`: a pair with names.
+    /// A group of `groupby`: a pair with named items.
     Group,
 }
 
-/// A list, a tuple, or what behaves like one.
+/// A list, a tuple, or a similar type.
 pub(super) struct List {
     items: Vec<Value>,
     kind: ListKind,
-    /// Values and bytes of texts in it, counted as often as they are reached.
+    /// Number of values and bytes of texts in it, counted each time that they occur.
     weight: u64,
     /// Levels below and including this one.
     depth: usize,
@@ -71,8 +72,8 @@ fn measure<'a>(items: impl Iterator<Item = &'a Value>) -> Result<(u64, usize), E
     Ok((total, deepest + 1))
 }
 
-/// Whether a value may be in a list, an object or a namespace. Those that change, and those that hold what they loop
-/// over, would make chains and circles of any depth.
+/// Checks that a value may be stored in a list, an object or a namespace. Mutable values, and loops
+/// with their subjects, would form chains and cycles of any depth.
 pub(super) fn check_storable(value: &Value) -> Result<(), Error> {
     let Some(object) = value.as_object() else { return Ok(()) };
     if object.is::<List>() || object.is::<Dict>() || object.repr() == ObjectRepr::Plain || is_macro(object) {
@@ -85,12 +86,12 @@ fn is_macro(object: &DynObject) -> bool {
     object.type_name().ends_with("::Macro")
 }
 
-/// Whether it is the loop variable.
+/// True for a loop variable.
 pub(super) fn is_loop(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Loop"))
 }
 
-/// Whether Python would print it as a tuple.
+/// True for values that Python prints as tuples.
 pub(super) fn is_tuple(value: &Value) -> bool {
     value
         .downcast_object_ref::<List>()
@@ -108,7 +109,7 @@ fn depth(value: &Value) -> usize {
     }
 }
 
-/// What it costs to read all of a value: each value in it and each byte of a text is one.
+/// Cost of reading a whole value: 1 for each value in it and each byte of a text.
 pub(super) fn weight(value: &Value) -> u64 {
     match (value.as_object(), text_len(value)) {
         (None, len) => 1 + len,
@@ -124,12 +125,12 @@ pub(super) fn weight(value: &Value) -> u64 {
     }
 }
 
-/// [`weight`] of what is in a namespace.
+/// [`weight`] of a namespace's content.
 fn own_weight(value: &Value) -> u64 {
     if check_storable(value).is_ok() { weight(value) } else { 1 }
 }
 
-/// Bytes of a text, and none for anything else.
+/// Bytes of a text; 0 for other values.
 pub(super) fn text_len(value: &Value) -> u64 {
     match value.kind() {
         ValueKind::String | ValueKind::Bytes => value.as_bytes().map_or(0, |bytes| bytes.len() as u64),
@@ -146,10 +147,10 @@ impl Object for List {
     }
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        let index = match (self.kind, key.as_str()) {
-            (ListKind::Group, Some("grouper")) => Some(0),
-            (ListKind::Group, Some("list")) => Some(1),
-            _ => key.as_usize(),
+        let index = match key.as_str().filter(|_| self.kind == ListKind::Group) {
+            Some("grouper") => Some(0),
+            Some("list") => Some(1),
+            Some(_) | None => key.as_usize(),
         };
         self.items.get(index?).cloned()
     }
@@ -167,7 +168,7 @@ impl Object for List {
     }
 }
 
-/// The items of a list, each charged as it is handed out.
+/// Items of a list, each charged when it is read.
 struct Items {
     list: Arc<List>,
     at: usize,
@@ -189,7 +190,7 @@ impl Iterator for Items {
     }
 }
 
-/// An object in its own order.
+/// An object in insertion order.
 pub(super) struct Dict {
     /// The engine's own map of values.
     map: DynObject,
@@ -240,7 +241,7 @@ impl Object for Dict {
     }
 }
 
-/// The pairs of an object, each charged as it is handed out.
+/// Pairs of an object, each charged when it is read.
 struct Pairs<I>(I);
 
 impl<I: Iterator<Item = (Value, Value)>> Iterator for Pairs<I> {
@@ -257,8 +258,8 @@ impl<I: Iterator<Item = (Value, Value)>> Iterator for Pairs<I> {
     }
 }
 
-/// Print as Python does. A budget that runs out ends the text here and the rendering soon after: a failing `Display`
-/// would be a panic in whatever asked for the text.
+/// Prints as Python does. If the budget runs out, the text ends here and the rendering fails soon
+/// after. An error of `Display` would panic in the caller.
 fn render(value: Value, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match python::str(&value, &mut Charged(f)) {
         Err(_) if !budget::is_spent() => Err(fmt::Error),
@@ -266,7 +267,7 @@ fn render(value: Value, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-// What the engine shows in its own errors: never what is in them, which may be long.
+// The form in the engine's error messages, without the content, which may be long.
 impl fmt::Debug for List {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a list of {} items", self.items.len())
@@ -279,7 +280,7 @@ impl fmt::Debug for Dict {
     }
 }
 
-/// What the engine's own filters made, as lists and objects of this module.
+/// Converts results of the engine's own filters to this module's lists and objects.
 ///
 /// # Errors
 /// It is too deep, or the budget is used up.
@@ -308,7 +309,7 @@ fn own_at(value: Value, level: usize) -> Result<Value, Error> {
                 budget::create(ITEM_BYTES)?;
                 items.push(own_at(item?, level + 1)?);
             }
-            // A group's items are a list in Jinja2, and a view of the engine's.
+            // A group's items are a list in Jinja2, and a view in the engine.
             if kind == ListKind::Group
                 && let Some(last) = items.pop()
             {
@@ -331,14 +332,14 @@ fn own_at(value: Value, level: usize) -> Result<Value, Error> {
     }
 }
 
-/// Whether it is a map and no more: no namespace, no loop, no macro, no arguments of a call.
+/// True for a map, but not for a namespace, a loop, a macro, or the arguments of a call.
 fn is_map(object: &DynObject) -> bool {
     let name = object.type_name();
     ["IndexMap<", "BTreeMap<", "HashMap<"].iter().any(|map| name.contains(map))
         || name.ends_with("::MergeDict")
 }
 
-/// What a conversation brings.
+/// Converts a JSON value of a conversation.
 ///
 /// # Errors
 /// It is too deep.

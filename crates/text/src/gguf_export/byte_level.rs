@@ -1,34 +1,30 @@
-//! BPE over bytes: tokens and merges as they are, and the name of the pre-tokenizer.
+//! Export of BPE over bytes: the unchanged tokens and merges, and the name of the pre-tokenizer.
 
 use serde_json::Value as Json;
 
-use super::{Kinds, flag, kind, members, merge_list, no_affixes, no_words, tokens};
+use super::parts::{ModelKeys, flag, kind, members, merge_list, no_affixes, no_words, tokens};
 use crate::Result;
 use crate::hugging_face::Parts;
 use crate::pre_tokenizer::Cut;
 use crate::presets::Preset;
 
-/// The runs of spaces that most patterns end in.
+/// The alternative for runs of spaces in most patterns.
 const SPACES: &str = r"|\s+(?!\S)|\s+";
 
-pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
+pub(super) fn export(json: &Json, parts: &Parts) -> Result<ModelKeys> {
     no_affixes(json)?;
     if let Some(other) = members(json, "normalizer", "normalizers").into_iter().find(|n| kind(n) != "NFC") {
-        return Err(no_words("normalizer", other, "none, or NFC, which readers leave out"));
+        return Err(no_words("normalizer", other, "none, or NFC, which readers skip"));
     }
     let cuts = cuts(json)?;
     let whole_words = flag(json.get("model").unwrap_or(&Json::Null), "ignore_merges", false);
     let pre = Preset::with_cuts(&cuts, whole_words).ok_or_else(|| {
         let found = json.get("pre_tokenizer").unwrap_or(&Json::Null);
         let words = if whole_words { ", whole words first" } else { "" };
-        no_words(
-            "pre_tokenizer",
-            &format!("{found}{words}"),
-            "the patterns that tokenizer.ggml.pre has names for",
-        )
+        no_words("pre_tokenizer", &format!("{found}{words}"), "patterns that tokenizer.ggml.pre can name")
     })?;
     let more = vec![("merges", merge_list(json)?)];
-    Ok(Kinds { model: "gpt2", pre, tokens: tokens(parts), scores: Vec::new(), more, class_marks: false })
+    Ok(ModelKeys { model: "gpt2", pre, tokens: tokens(parts), scores: Vec::new(), more, class_marks: false })
 }
 
 /// The pre-tokenizer as a list of cuts.
@@ -56,7 +52,8 @@ fn cuts(json: &Json) -> Result<Vec<Cut>> {
                     Some(rest) => (rest, true),
                     None => (pattern, false),
                 };
-                // What lies between matches is split off too, or is nothing: runs of spaces match as well.
+                // Text between matches is split off too, or is empty, since runs of spaces match as
+                // well.
                 match (part.get("behavior").and_then(Json::as_str), flag(part, "invert", false)) {
                     (Some("Isolated"), false) => {}
                     (Some("Removed"), true) if spaces => {}

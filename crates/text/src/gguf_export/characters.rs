@@ -1,17 +1,18 @@
-//! BPE over characters with byte tokens. Most such vocabularies come from SentencePiece, which has no merges: any two
-//! neighbours that are a token together merge, the best score first. Where the merges say the same, scores by rank do.
+//! Export of BPE over characters with byte tokens. Most such vocabularies come from SentencePiece.
+//! It has no merges: any two neighbours that form a token merge, best score first. If the merges
+//! have the same effect, scores by rank replace them.
 
 use std::collections::{HashMap, HashSet};
 
 use serde_json::Value as Json;
 use weights::Value;
 
-use super::{Kinds, flag, kind, members, merge_list, merges, no_affixes, no_words, tokens};
+use super::parts::{ModelKeys, flag, kind, members, merge_list, merges, no_affixes, no_words, tokens};
 use crate::Result;
 use crate::hugging_face::Parts;
 use crate::vocabulary::{Kind, SPACE_MARK};
 
-pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
+pub(super) fn export(json: &Json, parts: &Parts) -> Result<ModelKeys> {
     no_affixes(json)?;
     let space_prefix = space_prefix(json)?;
     let mut tokens = tokens(parts);
@@ -21,14 +22,14 @@ pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
             *kind = Kind::Unknown;
         }
     }
-    // Readers spell with them whatever has no token; one that is missing stops llama.cpp.
+    // Readers spell text without tokens by byte tokens; a missing one stops llama.cpp.
     let n_bytes = tokens.iter().filter(|(_, kind)| *kind == Kind::Byte).count();
     if n_bytes != 256 {
         return Err(no_words("model.vocab", &format!("{n_bytes} byte tokens"), "256, from <0x00> to <0xFF>"));
     }
     if let Some(scores) = scores(json, &tokens) {
         let more = vec![("add_space_prefix", Value::Bool(space_prefix))];
-        return Ok(Kinds { model: "llama", pre: "default", tokens, scores, more, class_marks: false });
+        return Ok(ModelKeys { model: "llama", pre: "default", tokens, scores, more, class_marks: false });
     }
     let across_lines = |token: &str| token.contains('\n') && token.contains(|c| c != '\n');
     let across = merges(json).find(|(left, right)| across_lines(&format!("{left}{right}")));
@@ -36,14 +37,15 @@ pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
         return Err(no_words("model.merges", &format!("{left:?} {right:?}"), "merges within lines"));
     }
     if space_prefix {
-        let found = "a space before texts, and merges that no scores of tokens say";
-        return Err(no_words("model.merges", &found, "one or the other"));
+        let found = "a space before texts, with merges that scores cannot express";
+        return Err(no_words("model.merges", &found, "only one of them"));
     }
     let more = vec![("merges", merge_list(json)?), ("add_space_prefix", Value::Bool(false))];
-    Ok(Kinds { model: "gemma4", pre: "gemma4", tokens, scores: Vec::new(), more, class_marks: false })
+    Ok(ModelKeys { model: "gemma4", pre: "gemma4", tokens, scores: Vec::new(), more, class_marks: false })
 }
 
-/// Whether a space is put before texts. Spaces must become U+2581, and nothing else may happen to a text.
+/// Returns true if a space is put before texts. Spaces must become U+2581, and no other change is
+/// allowed.
 fn space_prefix(json: &Json) -> Result<bool> {
     const KNOWN: &str = "Prepend and Replace of U+2581, or Metaspace that does not split";
     let (mut prefix, mut marks) = (false, false);
@@ -70,13 +72,14 @@ fn space_prefix(json: &Json) -> Result<bool> {
     if marks { Ok(prefix) } else { Err(no_words("normalizer", &"spaces that stay spaces", KNOWN)) }
 }
 
-/// Minus the rank of the first merge that makes a token; `None` where scores cannot say what the merges do: the merges of
-/// a token do not follow each other, or two neighbours that are a token together have no merge.
+/// Scores: minus the rank of the first merge that makes a token. `None` if scores cannot express
+/// the merges: a token's merges are not consecutive, or two neighbours that form a token have no
+/// merge.
 fn scores(json: &Json, tokens: &[(String, Kind)]) -> Option<Vec<f32>> {
     let ids: HashMap<&str, usize> =
         tokens.iter().enumerate().map(|(id, (token, _))| (token.as_str(), id)).collect();
     let mut pairs = HashSet::new();
-    // Characters by themselves are where merging starts; their score does not matter.
+    // Merging starts with single characters, whose score does not matter.
     let mut scores = vec![0.0f32; tokens.len()];
     let mut made = vec![false; tokens.len()];
     let mut last = None;
@@ -93,7 +96,8 @@ fn scores(json: &Json, tokens: &[(String, Kind)]) -> Option<Vec<f32>> {
         *score = -(rank as f32);
         last = Some(id);
     }
-    // SentencePiece never merges into control, unknown and byte tokens; user-defined ones are split off before.
+    // SentencePiece never merges to control, unknown and byte tokens; user-defined tokens are split
+    // off before.
     let is_piece = |text: &str| {
         let kind = ids.get(text).and_then(|id| tokens.get(*id)).map(|(_, kind)| *kind);
         matches!(kind, Some(Kind::Normal | Kind::UserDefined))

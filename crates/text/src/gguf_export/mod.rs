@@ -1,69 +1,58 @@
-//! The `tokenizer.…` keys of a GGUF file from tokenizer.json and the files beside it.
+//! Export of tokenizer.json and the files beside it to the `tokenizer.…` keys of a GGUF file.
 //!
 //! | model of tokenizer.json | `tokenizer.ggml.model` |
 //! |---|---|
-//! | BPE over bytes | `gpt2`, with the merges; `pre` names the pre-tokenizer, known by its patterns |
-//! | BPE over characters with byte tokens, merges in the order of their tokens | `llama`: SentencePiece, scores by rank |
-//! | the same with merges in another order | `gemma4`, with the merges |
+//! | BPE over bytes | `gpt2`, with merges; `pre` by the patterns |
+//! | BPE over characters, merges in the order of their tokens | `llama`, with scores by rank |
+//! | BPE over characters, merges in another order | `gemma4`, with merges |
 //! | WordPiece | `bert`, with U+2581 before the tokens that begin a word |
 //!
-//! What GGUF cannot say is an error: another normaliser, a pre-tokenizer without a name, a mark around texts that is
-//! neither BOS nor EOS. Three differences remain, which llama.cpp's own converter leaves as well: text is not brought to NFC,
-//! tokens do not swallow the spaces beside them, and a space that belongs before a text alone also follows control tokens.
-//! [`GgufTokenizer::notes`] names the first two where they matter.
+//! Features without a place in GGUF are errors: another normaliser, a pre-tokenizer without a name,
+//! a mark around texts other than BOS and EOS. Three differences remain, as with llama.cpp's own
+//! converter: text is not normalised to NFC, tokens do not absorb the spaces beside them, and a
+//! space that belongs before whole texts also follows control tokens. [`GgufTokenizer::notes`]
+//! names the first two if they matter.
 
 mod byte_level;
 mod characters;
+mod parts;
 mod word_piece;
 
 use serde_json::Value as Json;
 use std::path::Path;
 use weights::{Array, Metadata, Value};
 
+use self::parts::{ModelKeys, flag, kind, members, no_words};
 use crate::base::BaseFiles;
 use crate::hugging_face::{Parts, ReadFile, documents, read, token_text};
 use crate::tokenizer::END_TOKENS;
 use crate::vocabulary::{Kind, string_array};
 use crate::{Error, Result, Tokenizer};
 
-/// What a kind of vocabulary adds to the keys that all have.
-struct Kinds {
-    /// `tokenizer.ggml.model`
-    model: &'static str,
-    /// `tokenizer.ggml.pre`
-    pre: &'static str,
-    /// Text and kind of each token.
-    tokens: Vec<(String, Kind)>,
-    /// Score of each token; empty for kinds that have none.
-    scores: Vec<f32>,
-    /// Keys of this kind.
-    more: Vec<(&'static str, Value)>,
-    /// Whether the marks around a text are those of a class and a separator, not BOS and EOS.
-    class_marks: bool,
-}
-
 /// A tokenizer under GGUF's keys.
 #[derive(Clone, Debug)]
 pub struct GgufTokenizer {
     /// The keys `tokenizer.…`.
     pub metadata: Metadata,
-    /// What the format has no place for and readers do without, in words.
+    /// Features that the format cannot express and readers ignore, in words.
     pub notes: Vec<String>,
 }
 
-/// The keys for a folder with tokenizer.json, and whatever of tokenizer_config.json, special_tokens_map.json,
-/// generation_config.json, config.json and chat_template.jinja is there. `None` if there is no tokenizer.json.
+/// The keys for a folder with tokenizer.json, and optional tokenizer_config.json,
+/// special_tokens_map.json, generation_config.json, config.json and chat_template.jinja. `None`
+/// without a tokenizer.json.
 ///
-/// `n_vocab` is the rows of the model's embedding: places without a token get names like `[PAD7]`, since llama.cpp wants as
-/// many tokens as rows.
+/// `n_vocab` is the number of rows of the model's embedding. llama.cpp requires as many tokens as
+/// rows, so rows without a token get names such as `[PAD7]`.
 ///
 /// # Errors
-/// As [`Tokenizer::from_folder`]; also a tokenizer that GGUF cannot describe, or more tokens than rows.
+/// As [`Tokenizer::from_folder`]; also a tokenizer that GGUF cannot describe, or more tokens than
+/// rows.
 pub fn gguf_from_folder(dir: &Path, n_vocab: usize) -> Result<Option<GgufTokenizer>> {
     from_files(&|name| read(dir, name), n_vocab)
 }
 
-/// As [`gguf_from_folder`], for the metadata of a `.base` file that was made from such a folder.
+/// Like [`gguf_from_folder`], for the metadata of a `.base` file made from such a folder.
 ///
 /// # Errors
 /// As [`gguf_from_folder`].
@@ -88,16 +77,16 @@ fn export(json: Json, config: &Json, jinja: Option<String>, n_vocab: usize) -> R
         other => return Err(no_words("model.type", &other, "BPE or WordPiece")),
     };
     let metadata = keys(kinds, &parts, &json, config, n_vocab)?;
-    // What cannot be read back, two tokens with one text for one, is better said here.
+    // Report keys that could not be read back, such as two tokens with one text.
     Tokenizer::from_gguf(&metadata)?;
     Ok(GgufTokenizer { metadata, notes: notes(&json) })
 }
 
-/// What is left out.
+/// Features that the export drops.
 fn notes(json: &Json) -> Vec<String> {
     let mut notes = Vec::new();
     if members(json, "normalizer", "normalizers").into_iter().any(|part| kind(part) == "NFC") {
-        notes.push("the tokenizer brings texts to NFC; readers of GGUF do not".to_owned());
+        notes.push("the tokenizer normalises texts to NFC; readers of GGUF do not".to_owned());
     }
     let added = json.get("added_tokens").and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
     let takes = |token: &&Json| flag(token, "lstrip", false) || flag(token, "rstrip", false);
@@ -106,24 +95,18 @@ fn notes(json: &Json) -> Vec<String> {
     if let [first, ..] = texts[..] {
         let n = texts.len();
         notes.push(format!(
-            "{n} tokens swallow the spaces beside them, {first:?} first; GGUF has no place for it"
+            "{n} tokens, such as {first:?}, absorb the spaces beside them; GGUF cannot express that"
         ));
     }
     notes
-}
-
-/// What GGUF cannot say.
-fn no_words(key: &str, found: &dyn std::fmt::Display, known: &str) -> Error {
-    let found: String = found.to_string().chars().take(200).collect();
-    Error::Unknown { key: format!("{key}, for GGUF"), found, known: known.to_owned() }
 }
 
 fn text(s: &str) -> Value {
     Value::Str(s.to_owned())
 }
 
-fn keys(kinds: Kinds, parts: &Parts, json: &Json, config: &Json, n_vocab: usize) -> Result<Metadata> {
-    let Kinds { model, pre, mut tokens, mut scores, more, class_marks } = kinds;
+fn keys(kinds: ModelKeys, parts: &Parts, json: &Json, config: &Json, n_vocab: usize) -> Result<Metadata> {
+    let ModelKeys { model, pre, mut tokens, mut scores, more, class_marks } = kinds;
     if tokens.len() > n_vocab {
         let expected = format!("at most the {n_vocab} rows of the model's embedding");
         let found = format!("{} tokens", tokens.len());
@@ -143,7 +126,7 @@ fn keys(kinds: Kinds, parts: &Parts, json: &Json, config: &Json, n_vocab: usize)
     let types = tokens.iter().map(|(_, kind)| kind.to_gguf()).collect();
     put("token_type", Value::Array(Array::Int(types)));
     if !scores.is_empty() {
-        // Unused places never merge, whatever their score.
+        // Unused tokens never merge, whatever their score.
         scores.resize(n_vocab, 0.0);
         put("scores", Value::Array(Array::Float(scores)));
     }
@@ -168,12 +151,12 @@ fn keys(kinds: Kinds, parts: &Parts, json: &Json, config: &Json, n_vocab: usize)
         let ([class], [separator]) = (prefix, suffix) else { return Err(bad_marks()) };
         put("bos_token_id", id(*class));
         put("cls_token_id", id(*class));
-        // The key is spelled so in the format.
+        // The format spells the key this way.
         put("seperator_token_id", id(*separator));
         put("add_bos_token", Value::Bool(true));
         put("add_sep_token", Value::Bool(true));
     } else {
-        // A mark that the template puts there and no key names is BOS or EOS by its place.
+        // A mark of the template that no key names is BOS or EOS by its position.
         let bos = declared.bos.or(prefix.first().copied());
         let eos = declared.eos.or(suffix.first().copied());
         let is = |marks: &[u32], mark: Option<u32>| match marks {
@@ -191,7 +174,7 @@ fn keys(kinds: Kinds, parts: &Parts, json: &Json, config: &Json, n_vocab: usize)
         }
         put("add_bos_token", Value::Bool(add_bos));
         put("add_eos_token", Value::Bool(add_eos));
-        // Others that end an answer, but for those that readers know by name.
+        // Other tokens that end an answer, without those that readers know by name.
         let by_name: Vec<u32> = END_TOKENS.iter().filter_map(|text| parts.vocabulary.id(text)).collect();
         let mut ends: Vec<u32> = declared.ends.clone();
         ends.retain(|end| !by_name.contains(end));
@@ -210,59 +193,4 @@ fn keys(kinds: Kinds, parts: &Parts, json: &Json, config: &Json, n_vocab: usize)
         metadata.insert(key, text(source));
     }
     Ok(metadata)
-}
-
-/// Text and kind of every token.
-fn tokens(parts: &Parts) -> Vec<(String, Kind)> {
-    parts.vocabulary.kinds().map(|(id, kind)| (parts.vocabulary.text(id).to_owned(), kind)).collect()
-}
-
-/// The two tokens of each merge.
-fn merges(json: &Json) -> impl Iterator<Item = (&str, &str)> {
-    let list = json.pointer("/model/merges").and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
-    list.iter().filter_map(|merge| match merge {
-        Json::String(merge) => merge.split_once(' '),
-        Json::Array(pair) => Some((pair.first()?.as_str()?, pair.get(1)?.as_str()?)),
-        _ => None,
-    })
-}
-
-/// `tokenizer.ggml.merges`: the two tokens with a space between.
-fn merge_list(json: &Json) -> Result<Value> {
-    let mut list = Vec::new();
-    for (left, right) in merges(json) {
-        if left.contains(' ') || right.contains(' ') {
-            return Err(no_words("model.merges", &format!("{left:?} {right:?}"), "tokens without spaces"));
-        }
-        list.push(format!("{left} {right}"));
-    }
-    Ok(Value::Array(string_array(list.iter().map(String::as_str))?))
-}
-
-/// The members of a part that may be a sequence of them; none of one that is not there.
-fn members<'a>(json: &'a Json, part: &str, children: &str) -> Vec<&'a Json> {
-    let mut out = Vec::new();
-    crate::hugging_face::flatten(json.get(part).unwrap_or(&Json::Null), children, &mut out);
-    out
-}
-
-/// The kind of a part.
-fn kind(part: &Json) -> &str {
-    part.get("type").and_then(Json::as_str).unwrap_or_default()
-}
-
-/// A truth value of a part, with what the library takes it for where it is not there.
-fn flag(part: &Json, key: &str, default: bool) -> bool {
-    part.get(key).and_then(Json::as_bool).unwrap_or(default)
-}
-
-/// Suffixes and prefixes of tokens that GGUF does not know.
-fn no_affixes(json: &Json) -> Result<()> {
-    for key in ["continuing_subword_prefix", "end_of_word_suffix"] {
-        let affix = json.pointer(&format!("/model/{key}")).and_then(Json::as_str).unwrap_or_default();
-        if !affix.is_empty() {
-            return Err(no_words(&format!("model.{key}"), &affix, "none"));
-        }
-    }
-    Ok(())
 }

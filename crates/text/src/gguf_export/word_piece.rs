@@ -1,14 +1,15 @@
-//! WordPiece: a token that begins a word gets U+2581 before it, one that continues a word loses its `##`.
+//! Export of WordPiece: a token that begins a word gets U+2581, and one that continues a word loses
+//! its `##`.
 
 use serde_json::Value as Json;
 use weights::Value;
 
-use super::{Kinds, flag, kind, members, no_words, tokens};
+use super::parts::{ModelKeys, flag, kind, members, no_words, tokens};
 use crate::Result;
 use crate::hugging_face::Parts;
 use crate::vocabulary::{Kind, SPACE_MARK};
 
-pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
+pub(super) fn export(json: &Json, parts: &Parts) -> Result<ModelKeys> {
     const CONTINUED: &str = "##";
     let model = json.get("model").unwrap_or(&Json::Null);
     let prefix = model.get("continuing_subword_prefix").and_then(Json::as_str).unwrap_or(CONTINUED);
@@ -38,13 +39,13 @@ pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
         ("normalizer.strip_accents", Value::Bool(flag(normalizer, "strip_accents", lowercase))),
     ];
     let mut tokens = tokens(parts);
-    for (token, kind) in tokens.iter_mut().filter(|(token, _)| !token.is_empty()) {
-        *token = match (*kind, token.strip_prefix(CONTINUED)) {
-            (Kind::Normal, Some(rest)) if !rest.is_empty() => rest.to_owned(),
-            (Kind::Normal, _) => format!("{SPACE_MARK}{token}"),
-            // Marks are the text that they are.
-            _ => continue,
+    // Special tokens keep their text.
+    let is_text = |(token, kind): &&mut (String, Kind)| *kind == Kind::Normal && !token.is_empty();
+    for (token, _) in tokens.iter_mut().filter(is_text) {
+        *token = match token.strip_prefix(CONTINUED).filter(|rest| !rest.is_empty()) {
+            Some(rest) => rest.to_owned(),
+            None => format!("{SPACE_MARK}{token}"),
         };
     }
-    Ok(Kinds { model: "bert", pre: "default", tokens, scores: Vec::new(), more, class_marks: true })
+    Ok(ModelKeys { model: "bert", pre: "default", tokens, scores: Vec::new(), more, class_marks: true })
 }

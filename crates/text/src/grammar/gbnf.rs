@@ -1,14 +1,15 @@
-//! Reads GBNF, the grammars of llama.cpp: <https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md>.
+//! Parser of GBNF, the grammar format of llama.cpp:
+//! <https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md>.
 //!
-//! Tokens (`<think>`, `<[1000]>` and their negations) are not supported; they are refused.
+//! Tokens (`<think>`, `<[1000]>` and their negations) are not supported and are refused.
 
 use std::collections::HashMap;
 
-/// Groups inside each other.
+/// Most nested groups.
 const MAX_DEPTH: usize = 64;
-/// Repetitions of one element.
+/// Most repetitions of one element.
 const MAX_REPEAT: u32 = 10_000;
-/// Elements of a grammar.
+/// Most elements of a grammar.
 const MAX_NODES: usize = 8_000;
 
 /// An index into [`Gbnf::nodes`].
@@ -16,36 +17,36 @@ pub(super) type NodeId = usize;
 
 /// An element of a grammar.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Node {
-    /// One character of these ranges, both ends included; none of them is a surrogate.
+pub(super) enum GbnfNode {
+    /// A character of these ranges, both ends included, without surrogates.
     Class(Vec<(u32, u32)>),
-    /// One after the other.
+    /// Elements in sequence.
     Sequence(Vec<NodeId>),
-    /// One of these.
+    /// A choice of these elements.
     Choice(Vec<NodeId>),
-    /// At least and at most so many times.
+    /// An element, repeated at least and at most so often.
     Repeat(NodeId, u32, Option<u32>),
-    /// A rule, by its index.
+    /// A rule by its index.
     Rule(usize),
 }
 
 /// A grammar whose names are all defined.
 #[derive(Debug)]
 pub(super) struct Gbnf {
-    pub(super) nodes: Vec<Node>,
+    pub(super) nodes: Vec<GbnfNode>,
     /// The body of each rule.
     pub(super) rules: Vec<NodeId>,
     pub(super) names: Vec<String>,
-    /// The rule `root`.
+    /// Index of the rule `root`.
     pub(super) root: usize,
 }
 
-/// Read a grammar.
+/// Parses a grammar.
 ///
 /// # Errors
-/// Where it is not GBNF, with line and column.
+/// The text is not GBNF, with line and column.
 pub(super) fn parse(text: &str) -> Result<Gbnf, String> {
-    let mut parser = Parser {
+    let mut parser = GbnfParser {
         chars: text.chars().collect(),
         at: 0,
         nodes: Vec::new(),
@@ -70,19 +71,19 @@ pub(super) fn parse(text: &str) -> Result<Gbnf, String> {
     Ok(Gbnf { nodes: parser.nodes, rules, names: parser.names, root })
 }
 
-struct Parser {
+struct GbnfParser {
     chars: Vec<char>,
     at: usize,
-    nodes: Vec<Node>,
+    nodes: Vec<GbnfNode>,
     names: Vec<String>,
     by_name: HashMap<String, usize>,
-    /// `None`: used, and not defined yet.
+    /// Bodies of rules; `None` for a rule that is used but not defined yet.
     bodies: Vec<Option<NodeId>>,
-    /// Where each name was seen first.
+    /// Position of each name's first use.
     first_used: Vec<usize>,
 }
 
-impl Parser {
+impl GbnfParser {
     fn place(&self, at: usize) -> String {
         let before = &self.chars[..at.min(self.chars.len())];
         let line = 1 + before.iter().filter(|c| **c == '\n').count();
@@ -114,7 +115,7 @@ impl Parser {
         found
     }
 
-    /// Pass over spaces and comments, and line ends where `lines` says so.
+    /// Skips spaces and comments, and line ends if `lines`.
     fn space(&mut self, lines: bool) {
         while let Some(c) = self.peek() {
             match c {
@@ -130,7 +131,7 @@ impl Parser {
         }
     }
 
-    fn push(&mut self, node: Node) -> Result<NodeId, String> {
+    fn push(&mut self, node: GbnfNode) -> Result<NodeId, String> {
         if self.nodes.len() >= MAX_NODES {
             return Err(format!("{}: more than {MAX_NODES} elements", self.place(self.at)));
         }
@@ -188,7 +189,7 @@ impl Parser {
         let mut options = vec![self.sequence(depth)?];
         loop {
             let end = self.at;
-            // No rule begins with a bar, so that a line that does goes on with this one.
+            // No rule begins with a bar, so a line that begins with one continues this rule.
             self.space(true);
             if !self.skip("|") {
                 if depth == 0 {
@@ -201,7 +202,7 @@ impl Parser {
         }
         match options.as_slice() {
             [one] => Ok(*one),
-            _ => self.push(Node::Choice(options)),
+            _ => self.push(GbnfNode::Choice(options)),
         }
     }
 
@@ -214,13 +215,10 @@ impl Parser {
                 Some('[') => self.class()?,
                 Some('.') => {
                     self.at += 1;
-                    self.push(Node::Class(all_but(&[])))?
+                    self.push(GbnfNode::Class(all_but(&[])))?
                 }
                 Some('(') if depth == MAX_DEPTH => {
-                    return Err(format!(
-                        "{}: more than {MAX_DEPTH} groups inside each other",
-                        self.place(self.at)
-                    ));
+                    return Err(format!("{}: more than {MAX_DEPTH} nested groups", self.place(self.at)));
                 }
                 Some('(') => {
                     self.at += 1;
@@ -238,7 +236,7 @@ impl Parser {
                     ));
                 }
                 Some(c) if c.is_ascii_alphanumeric() || c == '-' || c == '_' => match self.name() {
-                    Some((rule, _)) => self.push(Node::Rule(rule))?,
+                    Some((rule, _)) => self.push(GbnfNode::Rule(rule))?,
                     None => return self.wrong("the name of a rule"),
                 },
                 _ => break,
@@ -248,11 +246,11 @@ impl Parser {
         }
         match parts.as_slice() {
             [one] => Ok(*one),
-            _ => self.push(Node::Sequence(parts)),
+            _ => self.push(GbnfNode::Sequence(parts)),
         }
     }
 
-    /// The operators behind an element.
+    /// Parses the operators after an element.
     fn repeats(&mut self, mut node: NodeId, depth: usize) -> Result<NodeId, String> {
         for _ in 0..MAX_DEPTH {
             self.space(depth > 0);
@@ -271,21 +269,21 @@ impl Parser {
             self.at += 1;
             node = self.repeat(node, min, max)?;
         }
-        self.wrong("fewer operators behind one element")
+        self.wrong("fewer operators after one element")
     }
 
-    /// A repetition. One of a repetition is a single one where each is `?`, `*` or `+`: the parser would find each text in as
-    /// many ways as its parts can be shared out, which takes seconds for `x*********`.
+    /// Makes a repetition. Nested repetitions by `?`, `*` or `+` are merged to one. The parser
+    /// would otherwise find each text in every way of splitting it, which takes seconds for
+    /// `x*********`.
     fn repeat(&mut self, node: NodeId, min: u32, max: Option<u32>) -> Result<NodeId, String> {
         let is_operator = |min: u32, max: Option<u32>| min <= 1 && max.is_none_or(|max| max == 1);
-        match self.nodes.get(node) {
-            Some(&Node::Repeat(part, part_min, part_max))
-                if is_operator(min, max) && is_operator(part_min, part_max) =>
-            {
-                self.push(Node::Repeat(part, min * part_min, max.and(part_max)))
-            }
-            _ => self.push(Node::Repeat(node, min, max)),
+        if let Some(&GbnfNode::Repeat(part, part_min, part_max)) = self.nodes.get(node)
+            && is_operator(min, max)
+            && is_operator(part_min, part_max)
+        {
+            return self.push(GbnfNode::Repeat(part, min * part_min, max.and(part_max)));
         }
+        self.push(GbnfNode::Repeat(node, min, max))
     }
 
     fn bounds(&mut self, depth: usize) -> Result<(u32, Option<u32>), String> {
@@ -305,7 +303,7 @@ impl Parser {
             return self.wrong(&format!("a repetition of at least {min} times"));
         }
         if !self.skip("}") {
-            return self.wrong("`}` behind a repetition");
+            return self.wrong("`}` after a repetition");
         }
         Ok((min, max))
     }
@@ -330,12 +328,12 @@ impl Parser {
         let mut parts = Vec::new();
         while self.peek() != Some('"') {
             let c = self.char()?;
-            parts.push(self.push(Node::Class(vec![(c, c)]))?);
+            parts.push(self.push(GbnfNode::Class(vec![(c, c)]))?);
         }
         self.at += 1;
         match parts.as_slice() {
             [one] => Ok(*one),
-            _ => self.push(Node::Sequence(parts)),
+            _ => self.push(GbnfNode::Sequence(parts)),
         }
     }
 
@@ -362,10 +360,10 @@ impl Parser {
         if ranges.is_empty() {
             return Err(format!("{}: the class of characters is empty", self.place(begin)));
         }
-        self.push(Node::Class(ranges))
+        self.push(GbnfNode::Class(ranges))
     }
 
-    /// A character of a literal or a class.
+    /// Parses a character of a literal or a class.
     fn char(&mut self) -> Result<u32, String> {
         let Some(c) = self.peek() else { return self.wrong("a character") };
         self.at += 1;
@@ -399,12 +397,15 @@ impl Parser {
         }
         match char::from_u32(code) {
             Some(_) => Ok(code),
-            None => self.wrong(&format!("a code point, which U+{code:X} is not, before this")),
+            None => Err(format!(
+                "{}: found U+{code:X}, expected at most U+10FFFF and no surrogate",
+                self.place(self.at)
+            )),
         }
     }
 }
 
-/// The characters outside these ranges, in order, without surrogates.
+/// The characters outside of these ranges, in order, without surrogates.
 fn all_but(ranges: &[(u32, u32)]) -> Vec<(u32, u32)> {
     let mut out: Vec<(u32, u32)> = ranges.to_vec();
     out.push((0xd800, 0xdfff));

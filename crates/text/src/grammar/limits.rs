@@ -1,38 +1,40 @@
-//! What a grammar may cost, told before it is compiled.
+//! Limits of a grammar's cost, checked before it is compiled.
 //!
-//! `llguidance` bounds the steps that it takes between two looks at its budget, and not what one of them takes: the derivative of an
-//! intersection has as many branches as the product of those of its parts. Thirty patterns of a few bytes each are 2^30 branches, and
-//! more memory than any machine has. So intersections are bounded here by that product, as far as the texts of patterns tell.
+//! `llguidance` limits the number of its steps between two checks of its budget, but not the work
+//! of one step. The derivative of an intersection has as many branches as the product of its parts'
+//! branches. Thirty patterns of a few bytes each have 2^30 branches, and need more memory than any
+//! machine has. So intersections are limited here by that product, estimated from the patterns'
+//! texts.
 
 use regex_syntax::hir::{Hir, HirKind};
 use serde_json::Value;
 
 use crate::{Error, Result};
 
-/// The largest grammar that is looked at, in bytes.
+/// Largest grammar, in bytes.
 pub const MAX_GRAMMAR: usize = 1 << 20;
 
-/// The longest regular expression, in bytes.
+/// Longest regular expression, in bytes.
 pub const MAX_REGEX: usize = 64 << 10;
 
-/// The most texts to choose from.
+/// Most texts to choose from.
 pub const MAX_CHOICES: usize = 4096;
 
-/// The deepest that schemas may be within each other.
+/// Most nested schemas.
 pub const MAX_SCHEMA_DEPTH: usize = 100;
 
-/// The most branches of the intersections of patterns in a schema, or in a grammar, all intersections together. A branch takes some
+/// Most branches of all intersections of patterns in a schema or grammar. A branch needs some
 /// hundred bytes.
 pub const MAX_BRANCHES: f64 = 500_000.0;
 
-/// The most parts of a schema that are looked at, those counted twice that are referred to twice.
+/// Most parts of a schema that are checked. A part counts once for each reference to it.
 const MAX_LOOKED_AT: usize = 100_000;
 
-/// A format stands for an expression of so many places.
+/// Estimated places of a format's regular expression.
 const PLACES_OF_FORMAT: f64 = 40.0;
 
-/// Refuse a schema whose patterns are intersected (`allOf`, and references beside other keys) so that compiling them would take too
-/// much memory.
+/// Refuses a schema if its intersections of patterns would need too much memory. `allOf` makes
+/// intersections, and so do references beside other keys.
 ///
 /// # Errors
 /// It is too large, too deep, or has too many patterns in an intersection.
@@ -55,7 +57,8 @@ pub fn check_schema(schema: &Value) -> Result<()> {
     }
 }
 
-/// Refuse a Lark grammar of a stranger whose intersections (`&`) or schemas would take too much memory.
+/// Refuses an untrusted Lark grammar if its intersections (`&`) or schemas would need too much
+/// memory.
 ///
 /// # Errors
 /// As [`check_schema`].
@@ -67,7 +70,7 @@ pub fn check_lark(text: &str) -> Result<()> {
         }
     }
     let n_and = text.matches('&').count();
-    // Each part is at most the whole text, its counted repetitions written out.
+    // A bound of each part: the whole text with its counted repetitions expanded.
     let numbers = text.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse::<f64>().ok());
     let places = text.len() as f64 + numbers.sum::<f64>();
     if n_and > 0 && places.powi(n_and as i32 + 1) > MAX_BRANCHES * 100.0 {
@@ -80,22 +83,23 @@ pub fn check_lark(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The most work that expressions may be: of each the bytes times its repetitions (`?`, `*`, `+`, `{n}`). With many of them in a row
-/// there are about as many places to go on from at each.
+/// Most work of regular expressions: the sum of each one's bytes times its repetitions (`?`, `*`,
+/// `+`, `{n}`). With many repetitions in a row, each has about as many places to continue.
 const MAX_WORK: usize = 16 << 20;
 
-/// Refuse an expression that would take long to compile.
+/// Refuses a regular expression that would take long to compile.
 ///
 /// # Errors
-/// It would.
+/// It would take long.
 pub(super) fn check_regex(text: &str) -> Result<()> {
     check_work(work_of(text))
 }
 
-/// Refuse a Lark grammar whose expressions would take long to compile, those counted that its terminals are.
+/// Refuses a Lark grammar whose regular expressions, including its terminals, would take long to
+/// compile.
 ///
 /// # Errors
-/// They would.
+/// They would take long.
 pub(super) fn check_terminals(text: &str) -> Result<()> {
     check_work(terminals(text).into_iter().map(|(length, n)| length.saturating_mul(n)).sum())
 }
@@ -120,8 +124,8 @@ fn n_repetitions(expression: &str) -> usize {
     expression.bytes().filter(|byte| b"?*+{".contains(byte)).count()
 }
 
-/// Bytes and repetitions of the definitions of terminals, whose names have capitals, and of the expressions between slashes in
-/// other rules.
+/// Bytes and repetitions of the terminals' definitions, whose names are in capitals, and of the
+/// regular expressions in other rules.
 fn terminals(text: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut is_terminal = false;
@@ -129,7 +133,7 @@ fn terminals(text: &str) -> Vec<(usize, usize)> {
         let is_name = |c: char| c.is_alphanumeric() || c == '_';
         let name = line.trim_start().split(|c| !is_name(c)).next().unwrap_or_default();
         if !name.is_empty() {
-            // What belongs to no definition is part of the one before.
+            // A line without a definition continues the previous one.
             is_terminal = name.trim_start_matches('_').starts_with(char::is_uppercase);
             found.push((0, 0));
         }
@@ -146,10 +150,10 @@ fn terminals(text: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// What stands between slashes, outside of quotes.
+/// Texts between slashes, outside of quotes.
 fn regexes(line: &str) -> Vec<&str> {
     let mut found = Vec::new();
-    // Where it began, and by what it ends.
+    // Start of the open text, and the character that ends it.
     let mut open: Option<(usize, u8)> = None;
     let mut is_escaped = false;
     for (at, byte) in line.bytes().enumerate() {
@@ -164,12 +168,12 @@ fn regexes(line: &str) -> Vec<&str> {
             (_, _) => {}
         }
     }
-    // It may go on in the next line.
+    // The text may continue on the next line.
     found.extend(open.map(|(from, _)| &line[from + 1..]));
     found
 }
 
-/// How deep lists and objects are within each other, counted up to `most`.
+/// Depth of nested lists and objects, counted up to `most`.
 fn depth(value: &Value, most: usize) -> usize {
     if most == 0 {
         return 0;
@@ -182,17 +186,17 @@ fn depth(value: &Value, most: usize) -> usize {
     }
 }
 
-/// Looks through a schema.
+/// Traversal of a schema.
 struct Look<'a> {
     root: &'a Value,
-    /// Parts that may still be looked at.
+    /// Number of parts that may still be visited.
     n_left: usize,
-    /// Of all intersections so far.
+    /// Branches of all intersections so far.
     branches: f64,
 }
 
 impl<'a> Look<'a> {
-    /// Add the intersections of `schema` and of everything in it.
+    /// Adds the intersections of `schema` and of everything in it.
     fn all(&mut self, schema: &'a Value) {
         match schema {
             Value::Object(keys) => {
@@ -206,7 +210,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// Add what schemas have that hold at the same place, and what their properties and items have.
+    /// Adds the branches of schemas that hold at the same place, and of their properties and items.
     fn intersect(&mut self, schemas: &[&'a Value], depth: usize) {
         if depth > MAX_SCHEMA_DEPTH || self.n_left == 0 {
             return;
@@ -217,7 +221,7 @@ impl<'a> Look<'a> {
         if parts.len() > 1 {
             self.branches += branches - 1.0;
         }
-        // The same property of several parts is intersected, too.
+        // Schemas of the same property in several parts are intersected too.
         let mut properties: Vec<(&str, Vec<&'a Value>)> = Vec::new();
         let mut add = |name: &'a str, schema: &'a Value| match properties.iter_mut().find(|(n, _)| *n == name)
         {
@@ -231,7 +235,7 @@ impl<'a> Look<'a> {
             }
             for name in ["items", "additionalProperties", "contains", "propertyNames"] {
                 if let Some(schema) = keys.get(name) {
-                    // No property has this name: it would begin with a letter of its own.
+                    // A key that no property has, since property keys get a letter before them.
                     add(name, schema);
                 }
             }
@@ -241,7 +245,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// The schemas that hold where `schema` does, or one of which does.
+    /// Schemas that hold together with `schema`, and its alternatives.
     fn parts(&mut self, schema: &'a Value, depth: usize, parts: &mut Vec<&'a Value>) {
         if self.n_left == 0 || depth > MAX_SCHEMA_DEPTH {
             return;
@@ -258,7 +262,8 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// Branches of the strings that a schema allows, at least 1, and whether it has patterns at all.
+    /// Number of branches of the strings that a schema allows, at least 1, and true if it has
+    /// patterns.
     fn branches(&mut self, schema: &'a Value, depth: usize) -> (f64, bool) {
         if self.n_left == 0 || depth > MAX_SCHEMA_DEPTH {
             return (1.0, false);
@@ -293,18 +298,20 @@ impl<'a> Look<'a> {
         all
     }
 
-    /// What a schema refers to within the same document.
+    /// The target of a schema's reference within the document.
     fn target(&self, schema: &'a Value) -> Option<&'a Value> {
         let pointer = schema.get("$ref")?.as_str()?.strip_prefix('#')?;
         self.root.pointer(pointer)
     }
 }
 
-/// Places of a pattern's text, counted repetitions written out: no derivative has more branches.
+/// Places of a pattern's text with counted repetitions expanded, an upper bound of a derivative's
+/// branches.
 fn places_of(pattern: &str) -> f64 {
     match regex_syntax::Parser::new().parse(pattern) {
         Ok(parsed) => places(&parsed).max(1.0),
-        // It is refused when it is compiled, or it is of a dialect that is translated: lookahead, for one.
+        // A pattern in another dialect, with lookahead for example, or one that is refused when
+        // compiled.
         Err(_) => pattern.len() as f64,
     }
 }
@@ -339,14 +346,14 @@ mod tests {
                 patterns.into_iter().map(|pattern| json!({ "pattern": pattern })).collect();
             json!({ "type": "string", "allOf": parts })
         };
-        // As rules of passwords have them.
+        // Patterns of password rules.
         let rules = ["[a-z]", "[A-Z]", "[0-9]", "^[^ ]*$"].map(str::to_owned).to_vec();
         assert_eq!(refused(&all_of(rules)), None);
         for n in [20, 300] {
             let error = refused(&all_of((0..n).map(|i| format!("^.*x.{{0,{i}}}$")).collect())).unwrap();
             assert!(error.contains("`allOf`"), "{error}");
         }
-        // By references, of one property, in one of several, and in items.
+        // References, a property, an alternative and items are intersected too.
         let defs: Vec<Value> = (1..20).map(|i| json!({ "pattern": format!("^.*x.{{0,{i}}}$") })).collect();
         let refs: Vec<Value> = (0..19).map(|i| json!({ "$ref": format!("#/$defs/{i}") })).collect();
         let of = |wrap: fn(&Value) -> Value| json!({ "$defs": defs, "allOf": refs.iter().map(wrap).collect::<Vec<_>>() });
@@ -354,19 +361,19 @@ mod tests {
         assert!(refused(&of(|part| json!({ "properties": { "a": part } }))).is_some());
         assert!(refused(&of(|part| json!({ "items": part }))).is_some());
         assert!(refused(&of(|part| json!({ "anyOf": [part, { "type": "null" }] }))).is_some());
-        // Properties of different names do not meet.
+        // Different properties are not intersected.
         let apart: Vec<Value> = (0..200)
             .map(|i| json!({ "properties": { format!("p{i}"): { "pattern": "^[a-z]{1,64}$" } } }))
             .collect();
         assert_eq!(refused(&json!({ "allOf": apart })), None);
-        // Nor do alternatives.
+        // Alternatives are not intersected.
         let any: Vec<Value> = (0..200).map(|i| json!({ "pattern": format!("^.*x.{{0,{i}}}$") })).collect();
         assert_eq!(refused(&json!({ "anyOf": any })), None);
     }
 
-    /// The worst that is admitted is compiled, or refused, without much memory or time.
+    /// The worst accepted schema is compiled or refused, with little memory and time.
     #[test]
-    fn what_is_admitted_takes_bounded_memory() {
+    fn accepted_schemas_need_bounded_memory() {
         let words: Vec<Vec<u8>> = (b' '..=b'~').map(|byte| vec![byte]).collect();
         let trie = llguidance::toktrie::TokTrie::from(
             &llguidance::toktrie::TokRxInfo::new(words.len() as u32, 0),
@@ -385,14 +392,14 @@ mod tests {
             let schema = json!({ "type": "string", "allOf": parts });
             assert_eq!(refused(&schema), None, "{n} {of}");
             let top = llguidance::api::TopLevelGrammar::from_json_schema(schema);
-            // Either is fine.
+            // Either result is fine.
             drop(factory.create_parser(top));
         }
         assert!(begun.elapsed() < std::time::Duration::from_secs(120), "{:?}", begun.elapsed());
     }
 
     #[test]
-    fn references_that_double_are_given_up() {
+    fn references_that_double_are_refused() {
         let mut defs = serde_json::Map::new();
         for n in 0..60 {
             let next = json!({ "$ref": format!("#/$defs/d{}", n + 1) });
@@ -401,7 +408,7 @@ mod tests {
         defs.insert("d60".into(), json!({ "pattern": "a" }));
         let begun = std::time::Instant::now();
         assert!(refused(&json!({ "$ref": "#/$defs/d0", "$defs": defs })).is_some());
-        // A circle ends too.
+        // Cyclic references end too.
         let circle = json!({ "$defs": { "a": { "allOf": [{ "$ref": "#/$defs/a" }] } }, "$ref": "#/$defs/a" });
         assert_eq!(refused(&circle), None);
         let tree = json!({ "properties": { "next": { "$ref": "#" }, "name": { "pattern": "^a+$" } } });
@@ -427,7 +434,7 @@ mod tests {
         ] {
             assert!(check_terminals(&long).is_err(), "{long:.40}");
         }
-        // Long texts and lists of words are neither.
+        // Long texts and lists of words are within the limits.
         let words: Vec<String> = (0..9000).map(|n| format!("\"word{n}\"")).collect();
         let enumeration = "/b?".repeat(50_000);
         let texts = format!("start: W | %json {{ \"enum\": [\"{enumeration}\"] }}\nW: {}", words.join(" | "));

@@ -1,6 +1,8 @@
-//! Grammars: which tokens may follow, so that a text is JSON of a schema, matches a regular expression, or follows a grammar.
+//! Grammars: the tokens that may follow, so that a text is JSON of a schema, matches a regular
+//! expression, or follows a grammar.
 //!
-//! `llguidance` does the parsing. Here are what can be asked, the vocabulary as it wants it, and limits for what strangers send.
+//! `llguidance` parses the text. This module defines the kinds of grammars, prepares the
+//! vocabulary, and sets limits for untrusted grammars.
 
 mod gbnf;
 mod limits;
@@ -22,28 +24,30 @@ pub use limits::{MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX, MAX_SCHEMA_DEPTH, check_la
 pub use schema::{Prepared, SchemaOptions, prepare_schema, prepare_tool};
 pub use triggers::{MAX_TRIGGER, MAX_TRIGGERS, Trigger, Triggers};
 
-/// The stack on which a grammar is compiled: `llguidance` follows rules by recursion. Only what is used of it takes memory.
+/// Stack for compiling a grammar, since `llguidance` follows rules by recursion. Only the used part
+/// needs memory.
 const STACK: usize = 256 << 20;
 
-/// The most ways that an answer may go on in one place: the choices and properties of the largest schema, and as many again.
+/// Most Earley items of one place: the choices and properties of the largest schema, twice.
 const MAX_ITEMS: usize = 20_000;
 
-/// The most lines with a colon in a Lark grammar, as each rule is. With so many rules in a chain, [`STACK`] is enough.
+/// Most lines with a colon in a Lark grammar, an upper bound of its rules. [`STACK`] suffices for a
+/// chain of this length.
 const MAX_LARK_RULES: usize = 5_000;
 
-/// Options in a schema's `x-guidance` that would let through what the schema forbids.
+/// Options in a schema's `x-guidance` that would allow what the schema forbids.
 const PERMISSIVE_OPTIONS: [&str; 2] = ["lenient", "coerce_one_of"];
 
-/// What a text must be.
+/// The required form of a text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Grammar {
     /// JSON of this schema.
     JsonSchema(Value),
     /// Any JSON object.
     AnyJson,
-    /// A text that the whole expression matches.
+    /// A text that the regular expression matches as a whole.
     Regex(String),
-    /// One of these texts.
+    /// A choice of these texts.
     Choice(Vec<String>),
     /// A grammar in llguidance's dialect of Lark:
     /// <https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md>.
@@ -53,7 +57,8 @@ pub enum Grammar {
 }
 
 impl Grammar {
-    /// A grammar whose dialect only its text tells: GBNF defines rules by `::=`, which Lark does not have.
+    /// A grammar in a dialect detected from its text: GBNF defines rules by `::=`, which Lark does
+    /// not have.
     pub fn of_text(text: String) -> Grammar {
         match text.contains("::=") {
             true => Grammar::Gbnf(text),
@@ -61,7 +66,7 @@ impl Grammar {
         }
     }
 
-    /// Bytes of its texts.
+    /// Bytes of the grammar's texts.
     pub fn n_bytes(&self) -> usize {
         match self {
             Grammar::JsonSchema(schema) => schema.to_string().len(),
@@ -77,10 +82,11 @@ impl Grammar {
 pub struct GrammarCompiler(Arc<ParserFactory>);
 
 impl GrammarCompiler {
-    /// For models with `n_vocab` outputs; those beyond the vocabulary are never allowed.
+    /// Makes a compiler for models with `n_vocab` outputs; those beyond the vocabulary are never
+    /// allowed.
     ///
     /// # Errors
-    /// No token ends an answer, or the vocabulary is not fit for this.
+    /// No token ends an answer, or the library refuses the vocabulary.
     pub fn new(tokenizer: &Tokenizer, n_vocab: usize) -> Result<GrammarCompiler> {
         let wrong = |what: String| Error::Grammar { what };
         let ends: Vec<u32> = tokenizer.ends().iter().copied().filter(|id| (*id as usize) < n_vocab).collect();
@@ -90,7 +96,7 @@ impl GrammarCompiler {
         let word = |id: usize| {
             let bytes = tokenizer.token_bytes(id as u32);
             match tokenizer.is_special(id as u32) && !bytes.is_empty() {
-                // Marks are no text: a grammar has to name them.
+                // Special tokens are not text, so grammars must name them.
                 true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
                 false => bytes.to_vec(),
             }
@@ -107,10 +113,10 @@ impl GrammarCompiler {
         Ok(GrammarCompiler(Arc::new(factory)))
     }
 
-    /// A matcher of a grammar, at the beginning of a text.
+    /// Compiles a grammar to a matcher at the start of a text.
     ///
     /// # Errors
-    /// The grammar is not valid, is too large, or asks for what is not supported.
+    /// The grammar is not valid, is too large, or uses an unsupported feature.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
         let failed =
             |error: std::io::Error| Error::Grammar { what: format!("no thread to compile it: {error}") };
@@ -194,14 +200,16 @@ impl GrammarCompiler {
     }
 }
 
-/// The option by which a schema asks to be followed only in part. `llguidance` reads `x-guidance` at the root alone.
+/// The option by which a schema weakens its own enforcement. `llguidance` reads `x-guidance` only
+/// at the root.
 fn permissive_option(schema: &Value) -> Option<&'static str> {
     let options = schema.get("x-guidance")?;
     let is_set = |option: &&str| options.get(option).is_some_and(|value| *value != Value::Bool(false));
     PERMISSIVE_OPTIONS.into_iter().find(is_set)
 }
 
-/// The same for the schemas inside a Lark grammar: `%json` and JSON after it. What only looks like that, in a comment, counts too.
+/// Like [`permissive_option`], for `%json` schemas in a Lark grammar. Similar text in comments
+/// counts too.
 fn permissive_option_in_lark(text: &str) -> Option<&'static str> {
     let schema = |(at, mark): (usize, &str)| {
         serde_json::Deserializer::from_str(&text[at + mark.len()..]).into_iter::<Value>().next()?.ok()
@@ -209,27 +217,28 @@ fn permissive_option_in_lark(text: &str) -> Option<&'static str> {
     text.match_indices("%json").filter_map(schema).find_map(|schema| permissive_option(&schema))
 }
 
-/// Where a text is in its grammar.
+/// The position of a text in its grammar.
 pub struct Matcher {
     parser: Parser,
     unenforced: Arc<[String]>,
 }
 
 impl Matcher {
-    /// Keys of a schema that the matcher does not hold a text to, with where they stand.
+    /// Keys of a schema that the matcher does not enforce, with their paths.
     pub fn unenforced(&self) -> &[String] {
         &self.unenforced
     }
 
-    /// Set the bits of the tokens that may come next, in `words` `(n_vocab.div_ceil(32))` that are 0: bit `t % 32` of word
-    /// `t / 32`; those of end tokens too, where the text may end. None is set where the vocabulary has no token that goes on.
+    /// Sets the bits of the allowed tokens in `words` `(n_vocab.div_ceil(32))`, which are 0: bit `t
+    /// % 32` of word `t / 32`. End tokens are allowed where the text may end. No bit is set if no
+    /// token of the vocabulary can continue.
     ///
     /// # Errors
     /// The grammar takes more work than allowed.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<()> {
         let mask = match self.parser.compute_mask_or_eos() {
             Ok(mask) => mask,
-            // `llguidance` has no other way to tell this from a failure.
+            // `llguidance` does not otherwise distinguish this case from a failure.
             Err(error) if error.to_string().contains(&StopReason::NoExtensionBias.to_string()) => {
                 return Ok(());
             }
@@ -241,15 +250,15 @@ impl Matcher {
         Ok(())
     }
 
-    /// A token was chosen that [`Self::mask`] allowed.
+    /// Accepts a token that [`Self::mask`] allowed.
     ///
     /// # Errors
-    /// It may not follow, or the grammar takes more work than allowed.
+    /// The token is not allowed, or the grammar takes more work than allowed.
     pub fn accept(&mut self, token: u32) -> Result<()> {
         self.parser.consume_token(token).map_err(failed)
     }
 
-    /// Go back to before the last `n_tokens`.
+    /// Rolls back the last `n_tokens`.
     ///
     /// # Errors
     /// There were fewer.
@@ -257,12 +266,12 @@ impl Matcher {
         self.parser.rollback(n_tokens).map_err(failed)
     }
 
-    /// How many of these tokens may follow, one after the other.
+    /// Number of leading tokens that are allowed one after the other.
     pub fn n_valid(&mut self, tokens: &[u32]) -> usize {
         self.parser.validate_tokens(tokens).unwrap_or(0)
     }
 
-    /// Whether nothing but the end may follow.
+    /// Returns true if only the end may follow.
     pub fn is_over(&self) -> bool {
         self.parser.is_stopped()
     }
@@ -278,7 +287,8 @@ fn failed(error: impl std::fmt::Display) -> Error {
     Error::Grammar { what: said(&error.to_string()) }
 }
 
-/// What `llguidance` says, without the state of its parser. It panics where a grammar exceeds a limit that it does not check.
+/// An error of `llguidance` without its parser's state. The library panics if a grammar exceeds a
+/// limit that it does not check.
 fn said(error: &str) -> String {
     let words = error.split("\n<").next().unwrap_or_default();
     match words.contains("panic: ") {

@@ -1,4 +1,4 @@
-//! Structural tags: free text in which what follows a trigger is held to a schema, as vLLM and SGLang take them.
+//! Structural tags: free text in which a schema holds after a trigger, as in vLLM and SGLang.
 
 use std::fmt::Write;
 
@@ -8,10 +8,10 @@ use super::{Grammar, SchemaOptions, prepare_schema};
 use crate::{Error, Result};
 
 impl Grammar {
-    /// Of `{"structures": [{"begin", "schema", "end"}], "triggers": [text]}`.
+    /// Reads `{"structures": [{"begin", "schema", "end"}], "triggers": [text]}`.
     ///
     /// # Errors
-    /// What is missing or wrong; more than one trigger.
+    /// A part is missing or wrong, or there is more than one trigger.
     pub fn of_structural_tag(tag: &Value) -> Result<Grammar> {
         let wrong = |what: String| Error::Grammar { what: format!("structural_tag: {what}") };
         let structures = tag["structures"].as_array().filter(|list| !list.is_empty());
@@ -45,7 +45,7 @@ impl Grammar {
             }
             let prepared = prepare_schema(schema, &SchemaOptions::default())?;
             if let Some(key) = prepared.unenforced.first() {
-                // The text around the schema has no place for a warning.
+                // The caller of a structural tag gets no warnings, so this is an error.
                 return Err(wrong(format!("`structures[{index}].schema` cannot be enforced: {key}")));
             }
             let quoted = |text: &str| match text {

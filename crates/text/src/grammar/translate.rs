@@ -1,27 +1,28 @@
-//! GBNF as llguidance's Lark.
+//! Translation of GBNF to llguidance's Lark.
 //!
-//! A lexer that takes the longest text stands before llguidance's parser; GBNF has none. What no recursion passes through becomes one
-//! terminal: a single regular expression, where nothing is cut. In a recursive grammar, a terminal is kept only where the longest
-//! text is the right one: no text of a terminal A may go on, inside any terminal B, with a byte with which a text after A may begin.
-//! Terminals for which this fails are taken apart, in the end to single characters, where it always holds.
+//! llguidance runs a longest-match lexer before its parser; GBNF has no lexer. Rules without
+//! recursion become one terminal: a single regular expression, in which nothing is cut. In a
+//! recursive grammar, a terminal remains only if the longest match is right: no text of terminal A
+//! may continue, within any terminal B, with a byte that may begin the text after A. Terminals that
+//! violate this are split, in the end to single characters, for which it always holds.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use super::gbnf::{Gbnf, Node, NodeId};
+use super::gbnf::{Gbnf, GbnfNode, NodeId};
 
-/// Elements inside each other, rules included.
+/// Most nested elements, with rules.
 const MAX_DEPTH: usize = 150;
-/// A terminal of more characters than this is taken apart rather than looked through.
+/// Most characters of a terminal that is analysed; larger ones are split.
 const MAX_POSITIONS: usize = 300;
-/// Rules of the Lark grammar, which `llguidance` follows by recursion.
+/// Most rules of the Lark grammar, which `llguidance` follows by recursion.
 const MAX_RULES: usize = 2_000;
-/// Pairs of characters that are looked at, over the whole grammar.
+/// Most pairs of characters that are compared, over the whole grammar.
 const MAX_PAIRS: usize = 4_000_000;
 
 /// First bytes of characters: bit `b % 64` of word `b / 64`.
 type Bytes = [u64; 4];
 
-/// A Lark grammar of the same texts.
+/// Translates a grammar to Lark.
 ///
 /// # Errors
 /// It is too deep, or a rule has no text at all.
@@ -47,19 +48,20 @@ pub(super) fn to_lark(mut gbnf: Gbnf) -> Result<String, String> {
     Err("no set of terminals was found for it".into())
 }
 
-/// Each rule must have a text: one that only leads back to itself would let an answer into a dead end.
+/// Checks that each rule has a text. A rule that only leads back to itself would be a dead end for
+/// an answer.
 fn check_ends(gbnf: &Gbnf) -> Result<(), String> {
     let mut ends = vec![false; gbnf.nodes.len()];
     loop {
         let mut changed = false;
         for id in 0..gbnf.nodes.len() {
             let now = match &gbnf.nodes[id] {
-                Node::Class(_) => true,
-                Node::Sequence(parts) => parts.iter().all(|part| ends[*part]),
-                Node::Choice(options) => options.iter().any(|option| ends[*option]),
-                Node::Repeat(_, 0, _) => true,
-                Node::Repeat(node, _, _) => ends[*node],
-                Node::Rule(rule) => ends[gbnf.rules[*rule]],
+                GbnfNode::Class(_) => true,
+                GbnfNode::Sequence(parts) => parts.iter().all(|part| ends[*part]),
+                GbnfNode::Choice(options) => options.iter().any(|option| ends[*option]),
+                GbnfNode::Repeat(_, 0, _) => true,
+                GbnfNode::Repeat(node, _, _) => ends[*node],
+                GbnfNode::Rule(rule) => ends[gbnf.rules[*rule]],
             };
             changed |= now != ends[id];
             ends[id] = now;
@@ -70,15 +72,15 @@ fn check_ends(gbnf: &Gbnf) -> Result<(), String> {
     }
     match gbnf.rules.iter().position(|body| !ends[*body]) {
         Some(rule) => {
-            Err(format!("the rule {:?} never ends: every way through it comes back to it", gbnf.names[rule]))
+            Err(format!("the rule {:?} never ends: every path through it returns to it", gbnf.names[rule]))
         }
         None => Ok(()),
     }
 }
 
-/// Which rules no recursion passes through.
+/// True for each rule without recursion.
 fn regular_rules(gbnf: &Gbnf) -> Result<Vec<bool>, String> {
-    // Nodes come after their parts, except through rules, so that a pass in order sees the parts first.
+    // Nodes follow their parts, except through rules, so one pass in order sees the parts first.
     let mut depth_of_rule: Vec<Option<usize>> = vec![None; gbnf.rules.len()];
     loop {
         let mut depth: Vec<Option<usize>> = Vec::with_capacity(gbnf.nodes.len());
@@ -87,13 +89,13 @@ fn regular_rules(gbnf: &Gbnf) -> Result<Vec<bool>, String> {
                 parts.iter().try_fold(0, |deepest: usize, part| depth[*part].map(|d| deepest.max(d + 1)))
             };
             let here = match node {
-                Node::Class(_) => Some(0),
-                Node::Sequence(parts) | Node::Choice(parts) => of(parts),
-                Node::Repeat(part, _, _) => of(&[*part]),
-                Node::Rule(rule) => depth_of_rule[*rule].map(|d| d + 1),
+                GbnfNode::Class(_) => Some(0),
+                GbnfNode::Sequence(parts) | GbnfNode::Choice(parts) => of(parts),
+                GbnfNode::Repeat(part, _, _) => of(&[*part]),
+                GbnfNode::Rule(rule) => depth_of_rule[*rule].map(|d| d + 1),
             };
             if here.is_some_and(|depth| depth > MAX_DEPTH) {
-                return Err(format!("more than {MAX_DEPTH} elements inside each other"));
+                return Err(format!("more than {MAX_DEPTH} nested elements"));
             }
             depth.push(here);
         }
@@ -108,13 +110,13 @@ fn regular_rules(gbnf: &Gbnf) -> Result<Vec<bool>, String> {
 struct Translator<'a> {
     gbnf: &'a mut Gbnf,
     regular: Vec<bool>,
-    /// Of each node: no recursion passes through it.
+    /// True for nodes without recursion.
     is_regular: Vec<bool>,
-    /// Regular nodes that are no terminals.
+    /// Regular nodes that are not terminals.
     split: HashSet<NodeId>,
 }
 
-/// A terminal's characters and which of them may follow which.
+/// A terminal's characters, with those that may follow each.
 struct Automaton {
     classes: Vec<Vec<(u32, u32)>>,
     follow: Vec<BTreeSet<usize>>,
@@ -123,16 +125,16 @@ struct Automaton {
 }
 
 impl Translator<'_> {
-    /// Mark the regular nodes, and make one node of neighbours that can be one terminal.
+    /// Marks the regular nodes, and merges neighbours that can be one terminal.
     fn prepare(&mut self) {
         for id in 0..self.gbnf.nodes.len() {
             let here = match &self.gbnf.nodes[id] {
-                Node::Class(_) => true,
-                Node::Sequence(parts) | Node::Choice(parts) => {
+                GbnfNode::Class(_) => true,
+                GbnfNode::Sequence(parts) | GbnfNode::Choice(parts) => {
                     parts.iter().all(|part| self.is_regular[*part])
                 }
-                Node::Repeat(part, _, _) => self.is_regular[*part],
-                Node::Rule(rule) => self.regular[*rule],
+                GbnfNode::Repeat(part, _, _) => self.is_regular[*part],
+                GbnfNode::Rule(rule) => self.regular[*rule],
             };
             self.is_regular.push(here);
         }
@@ -140,33 +142,33 @@ impl Translator<'_> {
             if self.is_regular[id] {
                 continue;
             }
-            if let Node::Sequence(parts) = self.gbnf.nodes[id].clone() {
+            if let GbnfNode::Sequence(parts) = self.gbnf.nodes[id].clone() {
                 let mut joined: Vec<NodeId> = Vec::new();
                 for run in parts.chunk_by(|a, b| self.is_regular[*a] && self.is_regular[*b]) {
                     if run.len() > 1 {
-                        self.gbnf.nodes.push(Node::Sequence(run.to_vec()));
+                        self.gbnf.nodes.push(GbnfNode::Sequence(run.to_vec()));
                         joined.push(self.gbnf.nodes.len() - 1);
                     } else {
                         joined.extend(run);
                     }
                 }
-                self.gbnf.nodes[id] = Node::Sequence(joined);
+                self.gbnf.nodes[id] = GbnfNode::Sequence(joined);
             }
         }
         self.is_regular.resize(self.gbnf.nodes.len(), true);
     }
 
     fn is_terminal(&self, id: NodeId) -> bool {
-        let is_class = matches!(self.gbnf.nodes[id], Node::Class(_));
+        let is_class = matches!(self.gbnf.nodes[id], GbnfNode::Class(_));
         is_class || self.is_regular[id] && !self.split.contains(&id)
     }
 
     fn parts(&self, id: NodeId) -> Vec<NodeId> {
         match &self.gbnf.nodes[id] {
-            Node::Class(_) => Vec::new(),
-            Node::Sequence(parts) | Node::Choice(parts) => parts.clone(),
-            Node::Repeat(part, _, _) => vec![*part],
-            Node::Rule(rule) => vec![self.gbnf.rules[*rule]],
+            GbnfNode::Class(_) => Vec::new(),
+            GbnfNode::Sequence(parts) | GbnfNode::Choice(parts) => parts.clone(),
+            GbnfNode::Repeat(part, _, _) => vec![*part],
+            GbnfNode::Rule(rule) => vec![self.gbnf.rules[*rule]],
         }
     }
 
@@ -174,7 +176,7 @@ impl Translator<'_> {
         self.gbnf.rules[self.gbnf.root]
     }
 
-    /// What is reached from the root without going into a terminal.
+    /// Nodes reached from the root without entering a terminal.
     fn reached(&self) -> BTreeSet<NodeId> {
         let (mut seen, mut open) = (BTreeSet::new(), vec![self.root()]);
         while let Some(id) = open.pop() {
@@ -185,7 +187,7 @@ impl Translator<'_> {
         seen
     }
 
-    /// The terminals that have to be taken apart.
+    /// Terminals that must be split.
     fn conflicts(&self, reached: &BTreeSet<NodeId>, pairs_left: &mut usize) -> HashSet<NodeId> {
         if self.is_terminal(self.root()) {
             return HashSet::new();
@@ -203,7 +205,7 @@ impl Translator<'_> {
                 None => drop(conflicts.insert(id)),
             }
         }
-        let is_long = |id: &NodeId| !matches!(self.gbnf.nodes[*id], Node::Class(_));
+        let is_long = |id: &NodeId| !matches!(self.gbnf.nodes[*id], GbnfNode::Class(_));
         for (a, of_a) in &terminals {
             for (b, of_b) in terminals.iter().filter(|(b, _)| is_long(b)) {
                 if conflicts.contains(b) {
@@ -220,9 +222,9 @@ impl Translator<'_> {
         conflicts
     }
 
-    /// Of each node that is reached, the first bytes of what may stand after it.
+    /// For each reached node, the first bytes of the text that may follow it.
     fn follows(&self, reached: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Bytes> {
-        // All nodes: terminals need those inside them as well.
+        // All nodes, since terminals need those inside them too.
         let n = self.gbnf.nodes.len();
         let (mut first, mut is_empty) = (vec![[0; 4]; n], vec![false; n]);
         loop {
@@ -230,8 +232,8 @@ impl Translator<'_> {
             for id in 0..n {
                 let (mut bytes, mut empty) = (first[id], is_empty[id]);
                 match &self.gbnf.nodes[id] {
-                    Node::Class(ranges) => bytes = first_bytes(ranges),
-                    Node::Sequence(parts) => {
+                    GbnfNode::Class(ranges) => bytes = first_bytes(ranges),
+                    GbnfNode::Sequence(parts) => {
                         for part in parts {
                             add(&mut bytes, &first[*part]);
                             if !is_empty[*part] {
@@ -240,15 +242,15 @@ impl Translator<'_> {
                         }
                         empty = parts.iter().all(|part| is_empty[*part]);
                     }
-                    Node::Choice(options) => {
+                    GbnfNode::Choice(options) => {
                         options.iter().for_each(|option| add(&mut bytes, &first[*option]));
                         empty = options.iter().any(|option| is_empty[*option]);
                     }
-                    Node::Repeat(part, min, _) => {
+                    GbnfNode::Repeat(part, min, _) => {
                         add(&mut bytes, &first[*part]);
                         empty = *min == 0 || is_empty[*part];
                     }
-                    Node::Rule(rule) => {
+                    GbnfNode::Rule(rule) => {
                         let body = self.gbnf.rules[*rule];
                         add(&mut bytes, &first[body]);
                         empty = is_empty[body];
@@ -267,10 +269,10 @@ impl Translator<'_> {
             for id in reached.iter().copied().filter(|id| !self.is_terminal(*id)) {
                 let mut after = follows[&id];
                 let parts = self.parts(id);
-                if matches!(self.gbnf.nodes[id], Node::Repeat(..)) {
+                if matches!(self.gbnf.nodes[id], GbnfNode::Repeat(..)) {
                     add(&mut after, &first[parts[0]]);
                 }
-                let in_sequence = matches!(self.gbnf.nodes[id], Node::Sequence(_));
+                let in_sequence = matches!(self.gbnf.nodes[id], GbnfNode::Sequence(_));
                 for part in parts.iter().rev() {
                     if let Some(follow) = follows.get_mut(part) {
                         add(follow, &after);
@@ -289,11 +291,12 @@ impl Translator<'_> {
         }
     }
 
-    /// Add a terminal's characters: whether it can be empty, its first and its last ones. A bounded repetition counts as an
-    /// unbounded one, which only finds more conflicts. `None`: too many.
+    /// Adds a terminal's characters. Returns whether it can be empty, with its first and last
+    /// characters. A bounded repetition is treated as unbounded, which only finds more conflicts.
+    /// `None` if there are too many.
     fn build(&self, id: NodeId, to: &mut Automaton) -> Option<(bool, Vec<usize>, Vec<usize>)> {
         match &self.gbnf.nodes[id] {
-            Node::Class(ranges) => {
+            GbnfNode::Class(ranges) => {
                 let here = to.classes.len();
                 if here == MAX_POSITIONS {
                     return None;
@@ -302,7 +305,7 @@ impl Translator<'_> {
                 to.follow.push(BTreeSet::new());
                 Some((false, vec![here], vec![here]))
             }
-            Node::Sequence(parts) => {
+            GbnfNode::Sequence(parts) => {
                 let (mut empty, mut first, mut last) = (true, Vec::new(), Vec::new());
                 for part in parts {
                     let (part_empty, part_first, part_last) = self.build(*part, to)?;
@@ -318,7 +321,7 @@ impl Translator<'_> {
                 }
                 Some((empty, first, last))
             }
-            Node::Choice(options) => {
+            GbnfNode::Choice(options) => {
                 let (mut empty, mut first, mut last) = (false, Vec::new(), Vec::new());
                 for option in options {
                     let (option_empty, option_first, option_last) = self.build(*option, to)?;
@@ -328,12 +331,12 @@ impl Translator<'_> {
                 }
                 Some((empty, first, last))
             }
-            Node::Repeat(part, min, _) => {
+            GbnfNode::Repeat(part, min, _) => {
                 let (empty, first, last) = self.build(*part, to)?;
                 last.iter().for_each(|at| to.follow[*at].extend(&first));
                 Some((empty || *min == 0, first, last))
             }
-            Node::Rule(rule) => self.build(self.gbnf.rules[*rule], to),
+            GbnfNode::Rule(rule) => self.build(self.gbnf.rules[*rule], to),
         }
     }
 
@@ -368,26 +371,27 @@ impl Translator<'_> {
             names.join(between)
         };
         match &self.gbnf.nodes[id] {
-            Node::Class(ranges) => {
+            GbnfNode::Class(ranges) => {
                 let of = |(first, last): &(u32, u32)| format!("\\x{{{first:X}}}-\\x{{{last:X}}}");
                 let ranges: Vec<String> = ranges.iter().map(of).collect();
                 format!("/[{}]/", ranges.concat())
             }
-            Node::Sequence(parts) if parts.is_empty() => "\"\"".into(),
-            Node::Sequence(parts) => names(parts, " "),
-            Node::Choice(options) => names(options, " | "),
-            Node::Repeat(_, _, Some(0)) => "\"\"".into(),
-            Node::Repeat(part, 0, Some(1)) => format!("{}?", name(*part)),
-            Node::Repeat(part, 0, None) => format!("{}*", name(*part)),
-            Node::Repeat(part, 1, None) => format!("{}+", name(*part)),
-            Node::Repeat(part, min, None) => format!("{}{{{min},}}", name(*part)),
-            Node::Repeat(part, min, Some(max)) => format!("{}{{{min},{max}}}", name(*part)),
-            Node::Rule(rule) => name(self.gbnf.rules[*rule]),
+            GbnfNode::Sequence(parts) if parts.is_empty() => "\"\"".into(),
+            GbnfNode::Sequence(parts) => names(parts, " "),
+            GbnfNode::Choice(options) => names(options, " | "),
+            GbnfNode::Repeat(_, _, Some(0)) => "\"\"".into(),
+            GbnfNode::Repeat(part, 0, Some(1)) => format!("{}?", name(*part)),
+            GbnfNode::Repeat(part, 0, None) => format!("{}*", name(*part)),
+            GbnfNode::Repeat(part, 1, None) => format!("{}+", name(*part)),
+            GbnfNode::Repeat(part, min, None) => format!("{}{{{min},}}", name(*part)),
+            GbnfNode::Repeat(part, min, Some(max)) => format!("{}{{{min},{max}}}", name(*part)),
+            GbnfNode::Rule(rule) => name(self.gbnf.rules[*rule]),
         }
     }
 }
 
-/// Whether a text of `a` may go on inside `b` with a byte of `after`. True as well where too many pairs would have to be looked at.
+/// Returns true if a text of `a` may continue within `b` by a byte of `after`, or if there are too
+/// many pairs to compare.
 fn cuts(a: &Automaton, b: &Automaton, after: &Bytes, pairs_left: &mut usize) -> bool {
     let mut seen = HashSet::new();
     let mut open = Vec::new();
@@ -425,7 +429,7 @@ fn add(to: &mut Bytes, more: &Bytes) {
     to.iter_mut().zip(more).for_each(|(to, more)| *to |= more);
 }
 
-/// The first bytes of these characters in UTF-8, which grow with the characters.
+/// First UTF-8 bytes of these characters, which are ascending as the characters are.
 fn first_bytes(ranges: &[(u32, u32)]) -> Bytes {
     let first_byte = |code: u32| match code {
         0..0x80 => code,

@@ -1,39 +1,40 @@
-//! Where a grammar that waits begins: at a text, at what a regular expression finds, or at a token.
+//! The start of a lazy grammar: at a text, at a match of a regular expression, or at a token.
 
 use regex_automata::meta::{Config, Regex};
 
 use crate::{Error, Result};
 
-/// The longest text that regular expressions look at, in bytes: its end.
+/// Bytes at the end of the text that regular expressions search.
 const MAX_TEXT: usize = 16 << 10;
 
-/// The most triggers of a grammar.
+/// Most triggers of a grammar.
 pub const MAX_TRIGGERS: usize = 32;
 
-/// The longest trigger, in bytes.
+/// Longest trigger, in bytes.
 pub const MAX_TRIGGER: usize = 1 << 10;
 
-/// The most bytes that the regular expression of a trigger may take when it is compiled. `\w{50}` takes more, as `\w` is all letters
-/// of Unicode; `<tool_call>[\s\S]*` takes a hundredth.
+/// Most bytes of a trigger's compiled regular expression. `\w{50}` needs more, as `\w` is all
+/// letters of Unicode; `<tool_call>[\s\S]*` needs a hundredth.
 const MAX_COMPILED: usize = 256 << 10;
 
-/// The most bytes for the states of a regular expression that are kept while it searches.
+/// Most bytes of a regular expression's cached states during a search.
 const SEARCH_CACHE: usize = 512 << 10;
 
-/// One trigger, with the meaning that it has in llama.cpp.
+/// A trigger, with llama.cpp's meaning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trigger {
-    /// This token; the grammar begins with it.
+    /// This token, with which the grammar begins.
     Token(u32),
-    /// This text; the grammar begins with it.
+    /// This text, with which the grammar begins.
     Word(String),
-    /// Where this matches, anywhere; the grammar begins at its first group, or at the match if it has none.
+    /// A match of this expression anywhere. The grammar begins at its first group, or at the match
+    /// if there is none.
     Pattern(String),
-    /// The same, and all of the text so far matches.
+    /// Like `Pattern`, but the expression must match the whole text so far.
     WholePattern(String),
 }
 
-/// Triggers ready to be looked for.
+/// Compiled triggers.
 #[derive(Clone, Debug, Default)]
 pub struct Triggers {
     tokens: Vec<u32>,
@@ -42,11 +43,11 @@ pub struct Triggers {
 }
 
 impl Triggers {
-    /// Of these.
+    /// Compiles triggers.
     ///
     /// # Errors
-    /// There is none or more than [`MAX_TRIGGERS`], one is empty or longer than [`MAX_TRIGGER`] bytes, or a regular expression is
-    /// not valid or too large.
+    /// There is none or more than [`MAX_TRIGGERS`], one is empty or longer than [`MAX_TRIGGER`]
+    /// bytes, or a regular expression is not valid or too large.
     pub fn new(triggers: &[Trigger]) -> Result<Triggers> {
         let wrong = |what: String| Error::Grammar { what };
         if triggers.is_empty() {
@@ -93,12 +94,12 @@ impl Triggers {
         Ok(found)
     }
 
-    /// Whether this token is one.
+    /// Returns true if this token is a trigger.
     pub fn has_token(&self, token: u32) -> bool {
         self.tokens.contains(&token)
     }
 
-    /// Where in a text, whose last `n_new` bytes have not been looked at, the first trigger begins.
+    /// Position of the first trigger in a text whose last `n_new` bytes are new.
     pub fn find(&self, text: &str, n_new: usize) -> Option<usize> {
         let word = |word: &String| {
             let mut from = text.len().saturating_sub(n_new + word.len());
@@ -136,14 +137,14 @@ mod tests {
         assert_eq!(find(&[Trigger::Pattern("y+".into())], "..xyy"), Some(3));
         assert_eq!(find(&[Trigger::WholePattern("[^x]*(x)".into())], "..x"), Some(2));
         assert_eq!(find(&[Trigger::WholePattern("x".into())], "..x"), None);
-        // What has been looked at is looked at again only where a word may have begun.
+        // Old text is searched again only if a word may have begun in it.
         assert_eq!(Triggers::new(&[word("abc")]).unwrap().find("xxabc", 1), Some(2));
         assert!(Triggers::new(&[Trigger::Token(7)]).unwrap().has_token(7));
         assert!(Triggers::new(&[]).is_err() && Triggers::new(&[Trigger::Pattern("(".into())]).is_err());
     }
 
     #[test]
-    fn what_would_take_too_much_is_refused() {
+    fn expensive_triggers_are_refused() {
         let refused = |triggers: &[Trigger]| Triggers::new(triggers).unwrap_err().to_string();
         let word = Trigger::Word("a".into());
         assert!(Triggers::new(&vec![word.clone(); MAX_TRIGGERS]).is_ok());
@@ -153,7 +154,7 @@ mod tests {
             let error = refused(&[Trigger::Pattern(pattern.into())]);
             assert!(error.contains("bytes when it is compiled"), "{error}");
         }
-        // As clients of llama.cpp write them.
+        // Patterns of clients of llama.cpp.
         for pattern in ["[\\s\\S]*?(<tool_call>[\\s\\S]*)", r"\s+", "(?:^|\n)```(?:json|xml)?\\s*\\{"] {
             assert!(Triggers::new(&[Trigger::WholePattern(pattern.into())]).is_ok(), "{pattern}");
         }

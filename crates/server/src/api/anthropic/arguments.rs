@@ -1,31 +1,33 @@
-//! A call's arguments as they are written, member by member.
+//! A call's arguments as a stream of whole members.
 //!
-//! Clients read all that comes as one JSON object, and so it has to be one, wherever the model stops or errs. A member goes out when
-//! it is whole; one that is not never does, since half a command may do what the whole one would not.
+//! Clients parse all pieces together as one JSON object, so they must form one, wherever the model
+//! stops or errs. A member is sent when it is complete. An incomplete member is never sent: half a
+//! command may do harm that the whole would not.
 
 use serde_json::{Map, Value};
 
-/// Takes the text of a JSON object in pieces, and gives that of its members that are whole.
+/// Receives the text of a JSON object in pieces and returns the text of its complete members.
 #[derive(Debug, Default)]
 pub(super) struct Arguments {
-    /// What has not gone out.
+    /// Text that has not been sent.
     held: String,
-    /// Bytes of `held` that have been read.
+    /// Bytes of `held` that have been scanned.
     n_read: usize,
-    /// Objects and lists that are open.
+    /// Depth of open objects and lists.
     depth: usize,
     in_text: bool,
     is_escaped: bool,
-    /// The object has begun to go out.
+    /// True if a part of the object has been sent.
     has_begun: bool,
-    /// Nothing more goes out but what closes the object: it is whole, or what came is no part of one.
+    /// True if only the closing brace may still be sent: the object is complete, or the text is not
+    /// part of one.
     is_over: bool,
-    /// What closes it has gone out.
+    /// True if the closing brace has been sent.
     is_closed: bool,
 }
 
 impl Arguments {
-    /// What may go out after another piece.
+    /// Adds a piece and returns the text that may be sent.
     pub(super) fn push(&mut self, text: &str) -> String {
         let mut out = String::new();
         if !self.is_over {
@@ -40,14 +42,14 @@ impl Arguments {
         out
     }
 
-    /// What closes the object when nothing more comes.
+    /// Returns the text that closes the object at the end of the call.
     pub(super) fn finish(&mut self) -> &'static str {
         self.is_over = true;
         let is_open = self.has_begun && !std::mem::replace(&mut self.is_closed, true);
         if is_open { "}" } else { "" }
     }
 
-    /// Whether a member ends with this byte, or what was read is none.
+    /// Returns true if this byte ends a member, or shows that the text is not an object.
     fn ends_member(&mut self, byte: u8) -> bool {
         match byte {
             _ if self.is_escaped => self.is_escaped = false,
@@ -63,7 +65,8 @@ impl Arguments {
         false
     }
 
-    /// Give what has been read but its last byte, if it is a member; whether another may follow. A `last` one closes the object.
+    /// Sends the scanned text without its last byte, if it is a member. Returns true if another
+    /// member may follow. A `last` member closes the object.
     fn release(&mut self, last: bool, out: &mut String) -> bool {
         let read: String = self.held.drain(..self.n_read).collect();
         self.n_read = 0;
@@ -76,7 +79,7 @@ impl Arguments {
         let parsed = serde_json::from_str::<Map<String, Value>>(&format!("{{{member}}}"));
         match parsed.map(|members| members.len()) {
             Ok(1) => {}
-            // Nothing but braces.
+            // The object is empty.
             Ok(0) if last && !self.has_begun => {}
             Ok(_) | Err(_) => return false,
         }
@@ -91,7 +94,7 @@ impl Arguments {
     }
 }
 
-/// The object of a call's arguments, whose text need not be one.
+/// The object of a call's arguments, whose text may be invalid.
 pub(super) fn object(text: &str) -> Value {
     let mut arguments = Arguments::default();
     let members = arguments.push(text) + arguments.finish();
@@ -102,7 +105,7 @@ pub(super) fn object(text: &str) -> Value {
 mod tests {
     use super::*;
 
-    /// What goes out of a text that comes in pieces of so many bytes.
+    /// Text that is sent if `text` arrives in pieces of `n` bytes.
     fn written(text: &str, n: usize) -> String {
         let mut arguments = Arguments::default();
         let pieces =
@@ -112,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_out_is_an_object_of_the_members_that_are_whole() {
+    fn the_sent_text_is_an_object_of_complete_members() {
         for (text, expected) in [
             (r#"{"a": 1, "b": {"c": [1, "}"], "d": {}}}"#, r#"{"a": 1, "b": {"c": [1, "}"], "d": {}}}"#),
             (r#" { "a" : "\"," } "#, r#"{ "a" : "\"," }"#),

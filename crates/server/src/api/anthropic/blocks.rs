@@ -1,16 +1,16 @@
-//! Messages of this API, made of blocks, as chat templates see them.
+//! Messages of this API, made of blocks, converted for chat templates.
 
 use serde_json::{Value, json};
 
-use super::request::wrong;
+use super::error::wrong;
 use crate::error::{ApiError, Result};
 use crate::images;
 
-/// How blocks begin that are addressed to Anthropic's accounting. They differ between conversations, so that nothing behind them
-/// would be found computed.
+/// Start of the blocks for Anthropic's accounting. They differ between conversations, so no prefix
+/// after them would be a cache hit.
 const BILLING: &str = "x-anthropic-billing-header:";
 
-/// A system's text: blocks, or one text.
+/// Text of a system prompt, given as blocks or as one text.
 pub(super) fn system(at: &str, content: &Value) -> Result<String> {
     let is_billing = |text: &Value| text.as_str().is_some_and(|text| text.starts_with(BILLING));
     match content {
@@ -26,7 +26,7 @@ pub(super) fn system(at: &str, content: &Value) -> Result<String> {
     }
 }
 
-/// A text, or blocks of text.
+/// Text of a content: a string, or blocks of text.
 fn text(at: &str, content: &Value) -> Result<String> {
     match content {
         Value::String(text) => Ok(text.clone()),
@@ -42,11 +42,11 @@ fn text_of(at: &str, block: &Value) -> Result<String> {
     match (block["type"].as_str(), block["text"].as_str()) {
         (Some("text"), Some(text)) => Ok(text.to_owned()),
         (Some("text"), None) => wrong(&format!("{at}.text"), &block["text"], "a text"),
-        _ => wrong(&format!("{at}.type"), &block["type"], "text: nothing else can stand here"),
+        _ => wrong(&format!("{at}.type"), &block["type"], "text; no other type is allowed here"),
     }
 }
 
-/// One message becomes one, and one more for each result of a tool.
+/// Converts a message to one message, and one more for each result of a tool.
 pub(super) fn message(at: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
     match message["role"].as_str() {
         Some("user") => user(&format!("{at}.content"), &message["content"], out),
@@ -76,14 +76,14 @@ fn user(at: &str, content: &Value, out: &mut Vec<Value>) -> Result<()> {
             part(&at, block, false, &mut parts)?;
         }
     }
-    // A message of results alone says nothing else.
+    // A message with nothing but results adds no message of its own.
     if !parts.is_empty() || blocks.iter().all(|block| block["type"] != "tool_result") {
         out.push(json!({ "role": "user", "content": images::content(parts) }));
     }
     Ok(())
 }
 
-/// What a tool gave.
+/// Text of a tool's result.
 fn result(at: &str, block: &Value) -> Result<Value> {
     let Some(id) = block["tool_use_id"].as_str() else {
         return wrong(&format!("{at}.tool_use_id"), &block["tool_use_id"], "a text");
@@ -104,8 +104,8 @@ fn result(at: &str, block: &Value) -> Result<Value> {
     Ok(json!({ "role": "tool", "tool_call_id": id, "content": images::content(parts) }))
 }
 
-/// What templates know of a block that a user or a tool gave. A tool's result may have blocks that this model cannot be shown: an
-/// agent cannot take them back, so a note stands for each.
+/// Converts a block of a user or of a tool's result for templates. Some blocks of a result cannot
+/// be shown to this model. An agent cannot take them back, so a note replaces each.
 fn part(at: &str, block: &Value, of_tool: bool, parts: &mut Vec<Value>) -> Result<()> {
     let text = |text: &str| json!({ "type": "text", "text": text });
     let source = &block["source"];
@@ -113,7 +113,8 @@ fn part(at: &str, block: &Value, of_tool: bool, parts: &mut Vec<Value>) -> Resul
         (Some("text"), _) => parts.push(text(&text_of(at, block)?)),
         (Some("image"), Some("base64")) if source["data"].is_string() => {
             let mut image = images::part(source["data"].as_str().unwrap_or_default());
-            // A model without eyes is told so, where its user would be.
+            // The model gets a note if it sees no images; for a user's image the client gets an
+            // error.
             if of_tool {
                 image["or_note"] = true.into();
             }
@@ -143,9 +144,9 @@ fn part(at: &str, block: &Value, of_tool: bool, parts: &mut Vec<Value>) -> Resul
             tracing::warn!("`{at}` is left out: a block of type {kind:?} cannot be shown to this model");
             parts.push(text(&format!("[a block of type {kind} that cannot be shown]")));
         }
-        // Notes of the client to servers that keep containers or search for tools.
+        // Notes of the client for servers that keep containers or search for tools.
         (Some("container_upload" | "tool_reference"), _) => {
-            tracing::warn!("`{at}` is left out: there is no container, nor a search for tools");
+            tracing::warn!("`{at}` is left out: this server has no containers and no search for tools");
         }
         (Some("document"), kind) => {
             let found = kind.unwrap_or("missing");
@@ -176,15 +177,15 @@ fn assistant(at: &str, content: &Value, out: &mut Vec<Value>) -> Result<()> {
         match block["type"].as_str() {
             Some("text") => content.push_str(string("text")?),
             Some("thinking") => reasoning.push_str(string("thinking")?),
-            // Only its maker can read it.
+            // Only Anthropic can decrypt it.
             Some("redacted_thinking") => {}
             Some("tool_use") => calls.push(json!({
                 "id": string("id")?, "type": "function",
                 "function": { "name": string("name")?, "arguments": block["input"] },
             })),
-            // What was said so far, in fewer words.
+            // Summary of the conversation so far.
             Some("compaction") => content.push_str(block["content"].as_str().unwrap_or_default()),
-            // What another server did for another model: its calls of its own tools, and what they gave.
+            // Calls and results of another server's own tools.
             Some(kind) => tracing::warn!("`{at}` is left out: a block of type {kind:?} is not known here"),
             None => return wrong(&format!("{at}.type"), &block["type"], "a block's type"),
         }

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::error::{ApiError, ErrorKind};
+use crate::error::{ApiError, ErrorKind, Result};
 
-/// The body of an error response, and the data of an `error` event. For [`crate::reshape`].
+/// Body of an error response, and data of an `error` event. A shape for [`crate::reshape`].
 pub fn error_json(error: &ApiError, request_id: &str) -> Value {
     json!({
         "type": "error",
@@ -28,6 +28,11 @@ fn error_type(kind: ErrorKind) -> &'static str {
         ErrorKind::Timeout => "timeout_error",
         ErrorKind::Internal => "api_error",
     }
+}
+
+/// Error of a key with an unexpected value.
+pub(super) fn wrong<T>(param: &str, found: &Value, expected: &str) -> Result<T> {
+    Err(ApiError::invalid(param, format!("`{param}` is {found}, expected {expected}")))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Deltas of an answer as Anthropic's stream events: content blocks that open and close in order.
+//! Deltas of an answer as Anthropic's stream events. Content blocks open and close in order.
 
 use std::time::{Duration, Instant};
 
@@ -21,31 +21,31 @@ enum Block {
     Tool,
 }
 
-/// Longest time between two events while the model writes.
+/// Longest pause between two events while the model writes.
 const PING: Duration = Duration::from_secs(5);
 
 fn ping() -> Event {
     ("ping", json!({ "type": "ping" }))
 }
 
-/// Makes the events of one answer.
+/// Converts the deltas of one answer to events.
 pub struct Events {
     id: String,
     model: String,
     n_prompt: usize,
     open: Option<Block>,
-    /// Index of the open block, or of the next one.
+    /// Index of the open block, or of the next block.
     index: usize,
-    /// Of the open thinking block's text.
+    /// Hash of the open thinking block's text.
     hash: Sha256,
-    /// Of the open call.
+    /// Arguments of the open call.
     arguments: Arguments,
-    /// When the last event was made.
+    /// Time of the last event.
     said: Instant,
 }
 
 impl Events {
-    /// Events of message `id`; `n_prompt`: tokens of the prompt.
+    /// Starts the events of message `id`, whose prompt has `n_prompt` tokens.
     pub fn new(id: impl Into<String>, model: impl Into<String>, n_prompt: usize) -> Events {
         Events {
             id: id.into(),
@@ -59,7 +59,7 @@ impl Events {
         }
     }
 
-    /// The first events; `n_cached`: tokens of the prompt that were found computed.
+    /// Returns the first events. `n_cached` is the number of cached prompt tokens.
     pub fn start(&self, n_cached: usize) -> Vec<Event> {
         let usage = Usage { prompt_tokens: self.n_prompt, cached_tokens: n_cached, ..Usage::default() };
         let message = json!({
@@ -70,7 +70,7 @@ impl Events {
         vec![("message_start", json!({ "type": "message_start", "message": message })), ping()]
     }
 
-    /// The events of one delta.
+    /// Returns the events of one delta.
     pub fn push(&mut self, delta: Delta) -> Vec<Event> {
         let mut out = Vec::new();
         match delta {
@@ -88,7 +88,7 @@ impl Events {
                 out.push(self.delta(json!({ "type": "text_delta", "text": text })));
             }
             Delta::CallBegin { id, name, .. } => {
-                // Two calls in a row are two blocks.
+                // Each call is a block of its own.
                 self.close(&mut out);
                 self.enter(
                     Block::Tool,
@@ -99,7 +99,7 @@ impl Events {
             Delta::CallArguments { text, .. } => {
                 let members = self.arguments.push(&text);
                 self.push_members(&members, &mut out);
-                // Clients end a stream that says nothing for long.
+                // Clients abort a stream that is silent for long.
                 if out.is_empty() && self.said.elapsed() >= PING {
                     out.push(ping());
                 }
@@ -113,7 +113,7 @@ impl Events {
         out
     }
 
-    /// The last events. A failed answer ends in an `error` event.
+    /// Returns the last events. A failed answer ends with an `error` event.
     pub fn finish(&mut self, finish: &Finish, request_id: &str) -> Vec<Event> {
         let mut out = Vec::new();
         self.close(&mut out);
@@ -129,7 +129,7 @@ impl Events {
                 ));
                 out.push(("message_stop", json!({ "type": "message_stop" })));
             }
-            Err(error) => out.push(("error", super::error_json(&error, request_id))),
+            Err(error) => out.push(("error", super::error::error_json(&error, request_id))),
         }
         out
     }
@@ -171,7 +171,7 @@ impl Events {
     }
 }
 
-/// Tokens of the prompt that were found computed count apart.
+/// Usage in Anthropic's shape, which counts cached prompt tokens apart.
 pub(super) fn usage_json(usage: Usage) -> Value {
     json!({
         "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
@@ -181,7 +181,7 @@ pub(super) fn usage_json(usage: Usage) -> Value {
     })
 }
 
-/// What a thinking block is signed with: the same for the same text.
+/// Signature of a thinking block. Equal texts have equal signatures.
 pub(super) fn signature(thinking: &str) -> String {
     STANDARD.encode(Sha256::digest(thinking.as_bytes()))
 }
@@ -251,7 +251,7 @@ mod tests {
             "3 stop",
         ];
         assert_eq!(seen, expected);
-        // SHA-256 of "ab", whatever pieces it came in.
+        // The hash of "ab" does not depend on the pieces.
         let expected = STANDARD.encode(Sha256::digest(b"ab"));
         assert_eq!(all[3].1["delta"]["signature"], expected);
     }

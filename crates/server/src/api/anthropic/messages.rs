@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use super::arguments::object;
 use super::events::{Event, Events, signature, stop_reason, usage_json};
-use super::request::{Body, request};
-use crate::answer::{Answer, AnswerEvent, Collected, EventKind};
+use super::request::{MessagesBody, request};
+use crate::answer::{AnswerEvent, Collected, EventKind};
+use crate::answering::Answer;
 use crate::api::body::JsonBody;
 use crate::api::sse;
 use crate::app::App;
@@ -20,7 +21,7 @@ use crate::request::Caller;
 pub(super) async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody<Body>,
+    JsonBody(body): JsonBody<MessagesBody>,
 ) -> Result<Response> {
     let wants_stream = body.stream.unwrap_or(false);
     if body.max_tokens.is_none() {
@@ -41,7 +42,7 @@ pub(super) async fn create(
 
 pub(super) async fn count_tokens(
     State(app): State<App>,
-    JsonBody(body): JsonBody<Body>,
+    JsonBody(body): JsonBody<MessagesBody>,
 ) -> Result<Json<Value>> {
     let (_, tokens) = app.chat_prompt(request(body)?).await?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
@@ -50,7 +51,7 @@ pub(super) async fn count_tokens(
 /// A whole answer.
 fn message(id: &str, model: &str, collected: Collected) -> Result<Value> {
     let Some(finish) = &collected.finish else {
-        return Err(ApiError::internal("an answer ended without saying so"));
+        return Err(ApiError::internal("an answer ended without its last event"));
     };
     let (reason, sequence) = stop_reason(&finish.reason)?;
     let mut content = Vec::new();
@@ -76,30 +77,30 @@ fn frames(events: Vec<Event>) -> Bytes {
     frames.concat().into()
 }
 
-/// Where a stream is.
-enum At {
+/// Position in a stream.
+enum MessagePosition {
     Begin,
     Answer,
     End,
 }
 
 fn stream(answer: Answer, events: Events, request_id: String) -> impl Stream<Item = Bytes> + Send {
-    let begun = (At::Begin, answer, events, request_id);
+    let begun = (MessagePosition::Begin, answer, events, request_id);
     futures_util::stream::unfold(begun, |(at, mut answer, mut events, request_id)| async move {
         match at {
-            At::Begin => {
+            MessagePosition::Begin => {
                 let n_cached = answer.n_cached().await;
-                Some((frames(events.start(n_cached)), (At::Answer, answer, events, request_id)))
+                Some((frames(events.start(n_cached)), (MessagePosition::Answer, answer, events, request_id)))
             }
-            At::Answer => {
+            MessagePosition::Answer => {
                 let AnswerEvent { kind, .. } = answer.next().await?;
                 let (out, at) = match kind {
-                    EventKind::Delta(delta) => (events.push(delta), At::Answer),
-                    EventKind::Done(finish) => (events.finish(&finish, &request_id), At::End),
+                    EventKind::Delta(delta) => (events.push(delta), MessagePosition::Answer),
+                    EventKind::Done(finish) => (events.finish(&finish, &request_id), MessagePosition::End),
                 };
                 Some((frames(out), (at, answer, events, request_id)))
             }
-            At::End => None,
+            MessagePosition::End => None,
         }
     })
 }

@@ -25,8 +25,8 @@ pub fn router() -> Router<App> {
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
 }
 
-/// Errors in this API's shape, those included that come from before and beside its handlers: a missing key, another method.
-/// To be put around the layer that names requests.
+/// Converts errors to this API's shape, also those raised outside its handlers: a missing key, a
+/// wrong method. This layer goes around the one that names requests.
 pub(crate) async fn errors(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let is_ours = path == "/v1/messages" || path.starts_with("/v1/messages/");

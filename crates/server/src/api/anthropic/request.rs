@@ -1,17 +1,18 @@
-//! A body of the Messages API as the inner chat request.
+//! Conversion of a Messages body to the inner chat request.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 use text::Grammar;
 
 use super::blocks::{message, system};
+use super::error::wrong;
 use crate::api::body::text_or_null;
 use crate::api::sampling::SamplingKeys;
 use crate::error::{ApiError, Result};
 use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
 
 #[derive(Deserialize)]
-pub(super) struct Body {
+pub(super) struct MessagesBody {
     #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     messages: Vec<Value>,
@@ -24,7 +25,8 @@ pub(super) struct Body {
     thinking: Option<Value>,
     output_config: Option<Value>,
     output_format: Option<Value>,
-    // What only a server of Anthropic's could do. An answer without it is still one, so these are left out.
+    // Keys that only Anthropic's servers can honour. An answer without them is still useful, so
+    // they are ignored.
     container: Option<Value>,
     context_management: Option<Value>,
     mcp_servers: Option<Value>,
@@ -32,8 +34,8 @@ pub(super) struct Body {
     sampling: SamplingKeys,
 }
 
-/// The inner request of a body.
-pub(super) fn request(body: Body) -> Result<ChatRequest> {
+/// Converts a body to the inner request.
+pub(super) fn request(body: MessagesBody) -> Result<ChatRequest> {
     let mut options =
         GenerateOptions { stop: body.stop_sequences.unwrap_or_default(), ..GenerateOptions::default() };
     if let Some(n) = body.max_tokens {
@@ -81,7 +83,7 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
     }
     let (tool_choice, parallel_tool_calls) = tool_choice(body.tool_choice.as_ref())?;
     let (thinking, thinking_budget) = thinking(body.thinking.as_ref())?;
-    // A last message of the assistant is the beginning of the answer.
+    // A last message of the assistant is the start of the answer.
     let continue_last = messages.last().is_some_and(|last| last["role"] == "assistant");
     let tools = body.tools.unwrap_or_default();
     let tools = tools.iter().enumerate().map(|(index, found)| tool(index, found));
@@ -111,18 +113,14 @@ fn output_format(at: &str, format: &Value) -> Result<Option<Grammar>> {
     }
 }
 
-pub(super) fn wrong<T>(param: &str, found: &Value, expected: &str) -> Result<T> {
-    Err(ApiError::invalid(param, format!("`{param}` is {found}, expected {expected}")))
-}
-
-/// Whether an edit of the conversation is asked for that would change it. Local answers can do without: what they need not think
-/// of again is found computed.
+/// Returns true if the request edits the conversation. Edits are ignored: earlier tokens are cache
+/// hits, so they cost little.
 fn asks_for_edits(keys: &Value) -> bool {
     let changes = |edit: &Value| edit["type"] != "clear_thinking_20251015" || edit["keep"] != "all";
     keys["edits"].as_array().is_some_and(|edits| edits.iter().any(changes))
 }
 
-/// A tool as templates know it; `None`: one that only Anthropic's servers run, or only its models know.
+/// Converts a tool for templates; `None` for a tool that only Anthropic's servers or models have.
 fn tool(index: usize, tool: &Value) -> Result<Option<Value>> {
     let at = format!("tools[{index}]");
     match &tool["type"] {
@@ -132,7 +130,7 @@ fn tool(index: usize, tool: &Value) -> Result<Option<Value>> {
             let found = client_tool(kind, tool);
             if found.is_none() {
                 tracing::warn!(
-                    "`{at}` is left out: a tool of type {kind:?} is one that only Anthropic's servers or models know"
+                    "`{at}` is left out: only Anthropic's servers or models have tools of type {kind:?}"
                 );
             }
             return Ok(found);
@@ -152,13 +150,14 @@ fn tool(index: usize, tool: &Value) -> Result<Option<Value>> {
     Ok(Some(json!({ "type": "function", "function": function })))
 }
 
-/// Tools of Anthropic's that the client runs. Its models know their parameters, so that no request has them.
+/// Converts a tool of Anthropic that the client runs. Anthropic's models know its parameters, so
+/// requests omit them.
 fn client_tool(kind: &str, tool: &Value) -> Option<Value> {
     let (name, description, properties, required) = match kind.rsplit_once('_').map_or(kind, |(name, _)| name)
     {
         "bash" => (
             "bash",
-            "Runs a command in a shell that stays open, and gives what it prints.",
+            "Runs a command in a persistent shell and returns its output.",
             json!({ "command": { "type": "string" }, "restart": { "type": "boolean" } }),
             json!([]),
         ),
@@ -197,7 +196,7 @@ fn client_tool(kind: &str, tool: &Value) -> Option<Value> {
     Some(json!({ "type": "function", "function": function }))
 }
 
-/// Whether tools are called, and more than one at once.
+/// Reads whether tools are called, and whether several may be called at once.
 fn tool_choice(choice: Option<&Value>) -> Result<(ToolChoice, bool)> {
     let Some(choice) = choice.filter(|choice| !choice.is_null()) else { return Ok((ToolChoice::Auto, true)) };
     let parallel = !choice["disable_parallel_tool_use"].as_bool().unwrap_or(false);
@@ -215,10 +214,10 @@ fn thinking(thinking: Option<&Value>) -> Result<(Option<bool>, Option<usize>)> {
     let Some(thinking) = thinking.filter(|thinking| !thinking.is_null()) else { return Ok((None, None)) };
     match (thinking["type"].as_str(), thinking["budget_tokens"].as_u64()) {
         (Some("disabled"), _) => Ok((Some(false), None)),
-        // The model decides, as its template has it.
+        // The model decides, by the default of its template.
         (Some("adaptive"), _) => Ok((None, None)),
         (Some(kind), _) if kind != "enabled" => {
-            tracing::warn!("`thinking.type` {kind:?} is taken for adaptive");
+            tracing::warn!("`thinking.type` {kind:?} is treated as adaptive");
             Ok((None, None))
         }
         (Some("enabled"), Some(budget)) if budget > 0 => Ok((Some(true), usize::try_from(budget).ok())),
@@ -290,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_claude_code_sends_is_taken() {
+    fn requests_of_claude_code_are_accepted() {
         let text =
             |text: &str| json!({ "type": "text", "text": text, "cache_control": { "type": "ephemeral" } });
         let request = read(json!({
@@ -327,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_value() {
         let user = json!([{ "role": "user", "content": "a" }]);
         let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
         for (body, param) in [

@@ -1,4 +1,4 @@
-//! Answers in llama-server's shape, whole and as events.
+//! Answers in llama-server's shape, whole and as a stream.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -6,34 +6,35 @@ use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde_json::{Map, Value, json};
 
-use crate::answer::{Answer, AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo};
+use crate::answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo};
+use crate::answering::Answer;
 use crate::api::sse;
 use crate::api::timing::{TimingKeys, progress_json, timings_json};
 use crate::error::{ApiError, ErrorKind, Result};
 
-/// What a request says of the shape of its answer.
+/// Keys of a request that shape its answer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Shape {
-    /// Whether log-probabilities were asked for.
+pub(super) struct CompletionShape {
+    /// True if the request wants log-probabilities.
     pub(super) with_probs: bool,
-    /// Whether they are probabilities of what was drawn.
+    /// True if the log-probabilities are those after sampling.
     pub(super) as_drawn: bool,
     pub(super) with_tokens: bool,
     pub(super) timing: TimingKeys,
-    /// Keys to answer, `/` between levels; empty: all.
+    /// Keys to return, with `/` between levels; empty for all.
     pub(super) fields: Vec<String>,
-    /// As the client gave it.
+    /// The prompt as the client sent it.
     pub(super) prompt: Value,
-    /// How the answer is made.
+    /// The generation settings, which the answer repeats.
     pub(super) settings: Value,
 }
 
-/// The whole answer of a prompt.
-pub(super) async fn whole(answer: Answer, index: usize, shape: Shape) -> Result<Value> {
+/// Returns the whole answer of a prompt.
+pub(super) async fn whole(answer: Answer, index: usize, shape: CompletionShape) -> Result<Value> {
     let (model, n_prompt) = (answer.model.clone(), answer.n_prompt);
     let collected = answer.collect().await?.into_iter().next().unwrap_or_default();
     let Collected { content, tokens, finish, .. } = collected;
-    let finish = finish.ok_or_else(|| ApiError::internal("an answer has no end"))?;
+    let finish = finish.ok_or_else(|| ApiError::internal("an answer ended without its last event"))?;
     let mut json = last(index, &model, n_prompt, &finish, &shape)?;
     json["has_new_line"] = json!(content.contains('\n'));
     json["content"] = json!(content);
@@ -41,12 +42,12 @@ pub(super) async fn whole(answer: Answer, index: usize, shape: Shape) -> Result<
     Ok(select(json, &shape.fields))
 }
 
-/// The events of a prompt's answer.
-pub(super) fn stream(answer: Answer, shape: Shape) -> Response {
+/// Returns the events of a prompt's answer.
+pub(super) fn stream(answer: Answer, shape: CompletionShape) -> Response {
     sse::response(events(answer, shape)).into_response()
 }
 
-fn events(answer: Answer, shape: Shape) -> impl Stream<Item = Bytes> + Send {
+fn events(answer: Answer, shape: CompletionShape) -> impl Stream<Item = Bytes> + Send {
     let begun = (Some(answer), shape, false, 0_usize);
     futures_util::stream::unfold(begun, |(answer, shape, mut has_new_line, mut n_decoded)| async move {
         let mut answer = answer?;
@@ -60,7 +61,8 @@ fn events(answer: Answer, shape: Shape) -> impl Stream<Item = Bytes> + Send {
         let (bytes, answer) = match kind {
             EventKind::Delta(Delta::Content { text, tokens }) => {
                 has_new_line |= text.contains('\n');
-                // Clients that ask for probabilities expect those of one token in an event, however slowly they read.
+                // Clients that want probabilities expect one token in each event, however slowly
+                // they read.
                 let parts = if shape.with_probs { one_by_one(&text, tokens) } else { vec![(&*text, tokens)] };
                 let mut bytes = Vec::new();
                 for (text, tokens) in parts {
@@ -99,7 +101,7 @@ fn events(answer: Answer, shape: Shape) -> impl Stream<Item = Bytes> + Send {
     })
 }
 
-/// The tokens of a piece, each with its part of the text: what of it the token spells; the last one has what is left.
+/// Splits a piece into tokens, each with the text that it spells; the last one gets the rest.
 fn one_by_one(text: &str, mut tokens: Vec<TokenInfo>) -> Vec<(&str, Vec<TokenInfo>)> {
     let Some(last) = tokens.pop() else { return vec![(text, Vec::new())] };
     let mut left = text;
@@ -114,8 +116,14 @@ fn one_by_one(text: &str, mut tokens: Vec<TokenInfo>) -> Vec<(&str, Vec<TokenInf
     parts
 }
 
-/// What is known when an answer has ended; its text is not here.
-fn last(index: usize, model: &str, n_prompt: usize, finish: &Finish, shape: &Shape) -> Result<Value> {
+/// The final object of an answer, without its text.
+fn last(
+    index: usize,
+    model: &str,
+    n_prompt: usize,
+    finish: &Finish,
+    shape: &CompletionShape,
+) -> Result<Value> {
     let (stop_type, word) = match &finish.reason {
         StopReason::End | StopReason::StopToken(_) | StopReason::ToolCalls | StopReason::Cancelled => {
             ("eos", "")
@@ -136,7 +144,7 @@ fn last(index: usize, model: &str, n_prompt: usize, finish: &Finish, shape: &Sha
     }))
 }
 
-fn add_tokens(json: &mut Value, shape: &Shape, tokens: Vec<TokenInfo>) {
+fn add_tokens(json: &mut Value, shape: &CompletionShape, tokens: Vec<TokenInfo>) {
     if shape.with_tokens {
         json["tokens"] = json!(tokens.iter().map(|token| token.id).collect::<Vec<_>>());
     }
@@ -161,7 +169,7 @@ fn probability(token: TokenInfo, as_drawn: bool) -> Value {
     json
 }
 
-/// The keys that were asked for; `a/b` is the key `b` within `a`, answered as `a/b`.
+/// Selects keys of an answer. `a/b` is the key `b` within `a`, returned as `a/b`.
 fn select(json: Value, fields: &[String]) -> Value {
     if fields.is_empty() {
         return json;
@@ -173,7 +181,7 @@ fn select(json: Value, fields: &[String]) -> Value {
     Value::Object(found.collect::<Map<_, _>>())
 }
 
-/// One answer as an object, several as a list.
+/// One answer as an object, several answers as a list.
 pub(super) fn respond(mut answers: Vec<Value>) -> Response {
     match answers.len() {
         1 => Json(answers.remove(0)).into_response(),
@@ -194,7 +202,7 @@ mod tests {
         };
         let part = |text: &str, n| (text.to_owned(), n);
         assert_eq!(texts("ab", &[b"a", b"b"]), [part("a", 1), part("b", 1)]);
-        // A character of two tokens, and text that came before its token or after it.
+        // A character of two tokens, and text that came before or after its token.
         assert_eq!(texts("é!", &[b"\xc3", b"\xa9", b"!"]), [part("", 1), part("", 1), part("é!", 1)]);
         assert_eq!(texts("", &[b"a", b"b"]), [part("", 1), part("", 1)]);
         assert_eq!(texts("ab", &[]), [part("ab", 0)]);

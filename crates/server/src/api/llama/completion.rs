@@ -7,7 +7,7 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::answer::{self, Shape};
+use super::answer::{self, CompletionShape};
 use crate::api::body::{JsonBody, part};
 use crate::api::sampling::{FORBIDDEN, SamplingKeys};
 use crate::api::timing::TimingKeys;
@@ -15,7 +15,7 @@ use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::request::{Caller, CompletionRequest, GenerateOptions, Prompt};
 
-/// Keys beside the prompt.
+/// Keys other than the prompt.
 #[derive(Deserialize)]
 pub(super) struct Keys {
     #[serde(default)]
@@ -27,12 +27,12 @@ pub(super) struct Keys {
     n_probs: Option<usize>,
     return_tokens: Option<bool>,
     response_fields: Option<Vec<String>>,
-    /// Milliseconds.
+    /// Time limit in milliseconds.
     t_max_predict_ms: Option<i64>,
     #[serde(skip)]
     timing: TimingKeys,
     post_sampling_probs: Option<bool>,
-    // Known, and not built: refused unless they ask for nothing.
+    // Known keys that are not built. Values that would change the answer are refused.
     n_indent: Option<i64>,
     n_keep: Option<i64>,
     n_cmpl: Option<usize>,
@@ -41,13 +41,13 @@ pub(super) struct Keys {
     sampling: SamplingKeys,
 }
 
-/// Where a request does not say; the other APIs look at the whole text.
+/// Default window of penalties in tokens. The other APIs count the whole text.
 pub(super) const PENALTY_WINDOW: usize = 64;
 
-/// A body without `null`, and with its stop texts as a list.
+/// Removes `null` values and converts `stop` to a list.
 pub(super) fn tidy(mut body: Map<String, Value>) -> Value {
     body.retain(|_, value| !value.is_null());
-    // One text is as good as a list of them.
+    // llama-server accepts one text instead of a list.
     if let Some(stop) = body.get_mut("stop").filter(|stop| stop.is_string()) {
         *stop = json!([stop]);
     }
@@ -64,16 +64,16 @@ impl Keys {
         self.stream.unwrap_or(false)
     }
 
-    /// A request to go on with `prompt`.
+    /// Makes a request that continues `prompt`.
     pub(super) fn request(&self, prompt: Prompt) -> Result<CompletionRequest> {
         self.refuse_unbuilt()?;
         let mut options = GenerateOptions {
-            // -1: no limit, -2: until the context is full.
+            // -1 is no limit; -2 means until the context is full.
             max_tokens: self.n_predict.and_then(|n| usize::try_from(n).ok()),
             stop: self.stop.clone().unwrap_or_default(),
             logprobs: self.n_probs.filter(|n| *n > 0),
             drawn_logprobs: self.post_sampling_probs == Some(true),
-            // Events always have theirs.
+            // Events always include their tokens.
             with_tokens: self.return_tokens == Some(true) || self.wants_stream(),
             progress: self.timing.progress(self.wants_stream()),
             timeout: self
@@ -97,8 +97,8 @@ impl Keys {
         })
     }
 
-    pub(super) fn shape(&self, prompt: Value, request: &CompletionRequest) -> Shape {
-        Shape {
+    pub(super) fn shape(&self, prompt: Value, request: &CompletionRequest) -> CompletionShape {
+        CompletionShape {
             with_probs: self.n_probs.is_some_and(|n| n > 0),
             as_drawn: request.options.drawn_logprobs,
             with_tokens: request.options.with_tokens,
@@ -109,7 +109,7 @@ impl Keys {
         }
     }
 
-    /// How the answer is made, in llama-server's words.
+    /// The generation settings in llama-server's words.
     fn settings(&self, request: &CompletionRequest) -> Value {
         let (options, sampling) = (&request.options, &request.options.sampling);
         let n_predict = self.n_predict.unwrap_or(-1);
@@ -145,8 +145,8 @@ impl Keys {
     }
 }
 
-/// `logit_bias` as the other APIs have it, an object of ids. Here it may be pairs, and a text stands for each of its tokens; the
-/// bias `false` forbids.
+/// Converts `logit_bias` to an object of ids, as the other APIs have it. Here it may be a list of
+/// pairs, and a text stands for each of its tokens. The bias `false` forbids a token.
 pub(super) async fn with_biases(app: &App, mut body: Value) -> Result<Value> {
     let wrong = |found: &Value| {
         let message =
@@ -190,7 +190,7 @@ pub(super) async fn with_biases(app: &App, mut body: Value) -> Result<Value> {
     Ok(body)
 }
 
-/// Prompts of one request.
+/// Most prompts of one request.
 const MAX_PROMPTS: usize = 256;
 
 pub(super) async fn create(
@@ -205,18 +205,18 @@ pub(super) async fn create(
     let keys = Keys::of(&body)?;
     let prompts = prompts(given)?;
     if keys.wants_stream() && prompts.len() > 1 {
-        return Err(ApiError::invalid("stream", "`stream` is true and `prompt` has several, expected one"));
+        return Err(ApiError::invalid("stream", "`prompt` has several prompts, expected one with `stream`"));
     }
     let mut answers = Vec::new();
     for prompt in prompts {
         let mut request = keys.request(read(&app, &keys.model, prompt.clone()).await?)?;
-        // Its settings are told.
+        // The answer repeats the settings.
         app.fill_in(&keys.model, &mut request.options).await?;
         let shape = keys.shape(prompt, &request);
         answers.push((app.complete(&caller, request).await?, shape));
     }
     if keys.wants_stream() {
-        let only = answers.into_iter().next().ok_or_else(|| ApiError::internal("no answer was begun"))?;
+        let only = answers.into_iter().next().ok_or_else(|| ApiError::internal("no answer was started"))?;
         return Ok(answer::stream(only.0, only.1));
     }
     let mut out = Vec::new();
@@ -226,7 +226,8 @@ pub(super) async fn create(
     Ok(answer::respond(out))
 }
 
-/// The prompts in `prompt`: a list of texts, or of lists, is several; of tokens, or of tokens and texts, one.
+/// Splits `prompt`. A list of texts or of lists is several prompts; a list of tokens, or of tokens
+/// and texts, is one.
 fn prompts(given: Value) -> Result<Vec<Value>> {
     let several = match given {
         Value::Array(parts) => {
@@ -244,7 +245,7 @@ fn prompts(given: Value) -> Result<Vec<Value>> {
     }
 }
 
-/// A prompt: a text, `{"prompt_string": text}`, or tokens among which there may be texts.
+/// Tokens of a prompt: a text, `{"prompt_string": text}`, or a list of tokens and texts.
 async fn read(app: &App, model: &str, given: Value) -> Result<Prompt> {
     let wrong = |found: &Value| {
         let message = format!("`prompt` has {found}, expected a text, tokens, or a list of either");
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_cannot_be_honoured_are_refused_by_name() {
+    fn unsupported_keys_are_refused_by_name() {
         let request = |body: Value| {
             let Value::Object(body) = body else { panic!("an object") };
             Keys::of(&tidy(body)).and_then(|keys| keys.request(Prompt::default()))

@@ -6,28 +6,32 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::api::body::{JsonBody, part, text_or_null};
-use crate::api::openai::Prompts;
+use crate::api::openai::common::Prompts;
 use crate::api::openai::embeddings;
 use crate::app::{App, EmbedRequest};
 use crate::error::Result;
 
 #[derive(Deserialize)]
-pub(super) struct Body {
+pub(super) struct LlamaEmbeddingBody {
     #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     #[serde(alias = "input")]
     content: Prompts,
 }
 
-/// A list of vectors, each within a list, as llama-server has it.
-pub(super) async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body>) -> Result<Json<Value>> {
+/// Returns a list of vectors, each within a list, as llama-server does.
+pub(super) async fn create(
+    State(app): State<App>,
+    JsonBody(body): JsonBody<LlamaEmbeddingBody>,
+) -> Result<Json<Value>> {
     let inputs = embeddings::inputs("content", body.content)?;
     let found = app.embed(EmbedRequest { model: body.model, inputs, ..EmbedRequest::default() }).await?;
     let one = |(index, vector)| json!({ "index": index, "embedding": [vector] });
     Ok(Json(found.vectors.into_iter().enumerate().map(one).collect()))
 }
 
-/// Without a version, the path is llama-server's and that of OpenAI's clients whose address has none. Only the former say `content`.
+/// Without a version, the path is llama-server's and also that of OpenAI clients with such a base
+/// address. Only llama-server's clients send `content`.
 pub(super) async fn create_either(
     app: State<App>,
     JsonBody(given): JsonBody<Map<String, Value>>,

@@ -1,4 +1,4 @@
-//! `/infill`: what belongs between two texts.
+//! `/infill`: text for the gap between two texts.
 
 use axum::extract::{Extension, State};
 use axum::response::Response;
@@ -12,17 +12,17 @@ use crate::app::App;
 use crate::error::Result;
 use crate::request::{Caller, CompletionRequest, Prompt};
 
-/// What is around the gap.
+/// The text around the gap.
 #[derive(Deserialize)]
 struct Around {
     #[serde(default)]
     input_prefix: String,
     #[serde(default)]
     input_suffix: String,
-    /// Other files to know of.
+    /// Other files, as context.
     #[serde(default)]
     input_extra: Vec<Extra>,
-    /// What has been written in the gap; what follows it is to come.
+    /// The start of the text in the gap.
     #[serde(default)]
     prompt: String,
 }
@@ -49,7 +49,7 @@ pub(super) async fn create(
         files: around.input_extra.into_iter().map(|extra| (extra.filename, extra.text)).collect(),
         ..keys.request(Prompt::Text { text, parse_special: false })?
     };
-    // Its settings are told.
+    // The answer repeats the settings.
     app.fill_in(&keys.model, &mut request.options).await?;
     let shape = keys.shape(prompt, &request);
     let begun = app.complete(&caller, request).await?;

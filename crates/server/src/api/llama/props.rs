@@ -11,13 +11,13 @@ use crate::error::Result;
 use crate::request::GenerateOptions;
 
 #[derive(Deserialize)]
-pub(super) struct Which {
+pub(super) struct PropsQuery {
     #[serde(default)]
     model: String,
 }
 
-/// What clients ask of the server's model: the first that writes text, or the one of `?model=`.
-pub(super) async fn props(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>> {
+/// Properties of a model: `?model=`, or the first one that generates text.
+pub(super) async fn props(State(app): State<App>, Query(which): Query<PropsQuery>) -> Result<Json<Value>> {
     let props = app.text_props(&which.model).await?;
     let mut options = GenerateOptions::default();
     options.sampling.penalty_window = PENALTY_WINDOW;

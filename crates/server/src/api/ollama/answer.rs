@@ -1,4 +1,4 @@
-//! Answers as this API's objects: one a piece, or one for all.
+//! Answers as Ollama's objects: one for each piece, or one for all.
 
 use std::time::{Duration, Instant};
 
@@ -7,23 +7,25 @@ use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde_json::{Map, Value, json};
 
+use super::common::{error_json, now};
+use super::ndjson;
 use super::options::Common;
-use super::{error_json, ndjson, now};
-use crate::answer::{Answer, AnswerEvent, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall};
+use crate::answer::{AnswerEvent, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall};
+use crate::answering::Answer;
 use crate::app::{App, Ready};
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::KeepAlive;
 
-/// Where an object has its text.
+/// The key of an object that holds its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// In `message`.
+    /// `message`.
     Chat,
-    /// In `response`; the last one may have the `context` of a later request.
+    /// `response`. The last object may have `context` for a later request.
     Generate { has_context: bool },
 }
 
-/// What all objects of an answer have in common.
+/// Fields that all objects of an answer share.
 pub(super) struct Frame {
     pub(super) model: String,
     pub(super) shape: Shape,
@@ -31,7 +33,7 @@ pub(super) struct Frame {
     pub(super) load_time: Duration,
 }
 
-/// What an object says.
+/// The content of an object.
 #[derive(Default)]
 struct Said {
     content: String,
@@ -70,7 +72,7 @@ impl Frame {
         object
     }
 
-    /// The last object.
+    /// Returns the last object.
     ///
     /// # Errors
     /// The answer failed.
@@ -95,7 +97,7 @@ impl Frame {
         Ok(object.into())
     }
 
-    /// What there is to say where nothing was asked, and the model has been loaded or unloaded.
+    /// The object of a request without a question, which loads or unloads the model.
     fn idle(&self, reason: &str) -> Value {
         let mut object = self.object(Said::default(), true);
         object.insert("done_reason".into(), reason.into());
@@ -103,7 +105,7 @@ impl Frame {
     }
 }
 
-/// Whole nanoseconds, for 292 years and more at once.
+/// A time in whole nanoseconds, at most `i64::MAX`.
 pub(super) fn nanoseconds(time: Duration) -> Value {
     json!(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
@@ -125,7 +127,7 @@ fn done_reason(reason: &StopReason) -> Result<&'static str> {
     })
 }
 
-/// Without a question, a model is loaded; or unloaded, if it is not to stay.
+/// Loads the model of a request without a question, or unloads it if `keep_alive` is 0.
 pub(super) async fn load(app: &App, common: &Common, shape: Shape, begun: Instant) -> Result<Response> {
     let keep_alive = common.keep_alive()?;
     if keep_alive == Some(KeepAlive::For(Duration::ZERO)) {
@@ -137,7 +139,7 @@ pub(super) async fn load(app: &App, common: &Common, shape: Shape, begun: Instan
     Ok(Json(Frame::new(&ready, shape, begun).idle("load")).into_response())
 }
 
-/// The response of an answer.
+/// Returns the response of an answer.
 pub(super) async fn response(answer: Answer, frame: Frame, wants_stream: bool) -> Result<Response> {
     match wants_stream {
         true => Ok(ndjson::response(stream(answer, frame))),
@@ -145,11 +147,11 @@ pub(super) async fn response(answer: Answer, frame: Frame, wants_stream: bool) -
     }
 }
 
-/// Puts the pieces of calls together, which this API gives whole.
+/// Assembles the pieces of calls. This API sends each call whole.
 #[derive(Default)]
 struct Calls {
     calls: Vec<ToolCall>,
-    /// Those that were given already.
+    /// Number of calls already sent.
     n_given: usize,
 }
 
@@ -174,7 +176,7 @@ impl Calls {
         }
     }
 
-    /// All calls before `end`.
+    /// Sends all calls before `end`.
     fn give(&mut self, end: usize, said: &mut Said) {
         for index in self.n_given..end.min(self.calls.len()) {
             let Some(call) = self.calls.get(index) else { continue };
@@ -183,7 +185,7 @@ impl Calls {
                     let function = json!({ "index": index, "name": call.name, "arguments": arguments });
                     said.calls.push(json!({ "id": call.id, "function": function }));
                 }
-                // A call that was cut or written badly must not be carried out: it is text.
+                // A truncated or invalid call must not be run, so it is sent as text.
                 _ => said.content.push_str(&format!("{}({})", call.name, call.arguments)),
             }
         }
@@ -214,7 +216,7 @@ async fn whole(mut answer: Answer, frame: &Frame) -> Result<Value> {
             }
         }
     }
-    Err(ApiError::internal("an answer ended without saying so"))
+    Err(ApiError::internal("an answer ended without its last event"))
 }
 
 fn stream(answer: Answer, frame: Frame) -> impl Stream<Item = Value> + Send {
@@ -284,7 +286,7 @@ mod tests {
             found.calls[0],
             json!({ "id": "call_0", "function": { "index": 0, "name": "f", "arguments": { "k": 1 } } })
         );
-        // What was cut is text.
+        // A truncated call is text.
         assert_eq!(found.content, "f({\"k\")");
     }
 

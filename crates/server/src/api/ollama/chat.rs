@@ -17,7 +17,7 @@ use crate::request::{Caller, ChatRequest, ToolChoice};
 use crate::truncate::answer_truncated;
 
 #[derive(Deserialize)]
-struct Body {
+struct OllamaChatBody {
     messages: Option<Vec<Value>>,
     tools: Option<Vec<Value>>,
 }
@@ -28,7 +28,7 @@ pub(super) async fn create(
     JsonBody(body): JsonBody<Value>,
 ) -> Result<Response> {
     let begun = Instant::now();
-    let (common, Body { messages: found, tools }) = (part::<Common>(&body, "")?, part(&body, "")?);
+    let (common, OllamaChatBody { messages: found, tools }) = (part::<Common>(&body, "")?, part(&body, "")?);
     let found = found.unwrap_or_default();
     if found.is_empty() {
         return answer::load(&app, &common, Shape::Chat, begun).await;
@@ -57,7 +57,7 @@ pub(super) async fn create(
     answer::response(answer, Frame::new(&ready, Shape::Chat, begun), common.stream.unwrap_or(true)).await
 }
 
-/// Thinking cannot be asked of a model that does not know it.
+/// Refuses thinking for a model whose template does not support it.
 pub(super) fn check_thinking(thinking: Option<bool>, ready: &Ready) -> Result<()> {
     if thinking == Some(true) && !ready.reasons() {
         let message = format!("`think` is set, and the model `{}` does not support thinking", ready.id());

@@ -8,16 +8,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::answer::nanoseconds;
-use super::texts;
+use super::common::texts;
 use crate::api::body::JsonBody;
+use crate::api::keep_alive::keep_alive;
 use crate::api::openai::embeddings::{normalise, shorten};
-use crate::api::sampling::keep_alive;
 use crate::app::{App, EmbedRequest, Embedded};
 use crate::error::Result;
 use crate::request::Prompt;
 
 #[derive(Deserialize)]
-pub(super) struct Body {
+pub(super) struct OllamaEmbedBody {
     #[serde(default)]
     model: String,
     input: Option<Value>,
@@ -26,7 +26,10 @@ pub(super) struct Body {
     keep_alive: Option<Value>,
 }
 
-pub(super) async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body>) -> Result<Json<Value>> {
+pub(super) async fn create(
+    State(app): State<App>,
+    JsonBody(body): JsonBody<OllamaEmbedBody>,
+) -> Result<Json<Value>> {
     let begun = Instant::now();
     let texts = texts("input", body.input.filter(|input| *input != json!("")))?;
     let truncate = body.truncate.unwrap_or(true);
@@ -59,7 +62,7 @@ pub(super) async fn create_one(
     Ok(Json(json!({ "embedding": found.vectors.into_iter().next().unwrap_or_default() })))
 }
 
-/// How long loading took, and the vectors. Without texts the model is loaded.
+/// Returns the loading time and the vectors. A request without texts loads the model.
 async fn embed(
     app: &App,
     model: String,
@@ -78,7 +81,7 @@ async fn embed(
     Ok((ready.load_time(), app.embed(request).await?))
 }
 
-/// Of length 1, in the first columns if fewer are asked for.
+/// Shortens a vector to `dimensions` if given, and normalises it to length 1.
 fn unit(vector: &mut Vec<f32>, dimensions: Option<usize>) -> Result<()> {
     if let Some(dimensions) = dimensions {
         shorten(vector, dimensions)?;

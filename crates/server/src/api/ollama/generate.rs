@@ -17,7 +17,7 @@ use crate::error::{ApiError, Result};
 use crate::request::{Caller, ChatRequest, CompletionRequest, Prompt};
 
 #[derive(Deserialize)]
-struct Body {
+struct OllamaGenerateBody {
     prompt: Option<String>,
     suffix: Option<String>,
     images: Option<Value>,
@@ -33,7 +33,7 @@ pub(super) async fn create(
     JsonBody(body): JsonBody<Value>,
 ) -> Result<Response> {
     let begun = Instant::now();
-    let (common, body) = (part::<Common>(&body, "")?, part::<Body>(&body, "")?);
+    let (common, body) = (part::<Common>(&body, "")?, part::<OllamaGenerateBody>(&body, "")?);
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let (prompt, suffix, system) = (given(&body.prompt), given(&body.suffix), given(&body.system));
     let (raw, context) = (body.raw.unwrap_or(false), body.context.unwrap_or_default());
@@ -43,7 +43,7 @@ pub(super) async fn create(
     }
     if raw && (system.is_some() || !context.is_empty()) {
         let message =
-            "`raw` is true, and then there can be neither `system` nor `context`: the prompt is all there is";
+            "`raw` is true, expected neither `system` nor `context`, since the prompt is sent as it is";
         return Err(ApiError::invalid("raw", message));
     }
     let Some(prompt) = prompt.or_else(|| suffix.as_ref().map(|_| String::new())) else {

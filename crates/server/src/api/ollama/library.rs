@@ -1,4 +1,4 @@
-//! Which models there are: `/api/tags`, `/api/ps`, `/api/show`.
+//! The list of models: `/api/tags`, `/api/ps`, `/api/show`.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -8,14 +8,15 @@ use axum::extract::State;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::{Named, time};
+use super::common::Named;
 use crate::api::body::JsonBody;
+use crate::api::time;
 use crate::app::App;
 use crate::details::ModelDetails;
 use crate::error::Result;
 use crate::models::{LoadedStatus, ModelStatus};
 
-/// Ollama's clients take what ends so late for what never ends.
+/// Ollama's clients read such a late time as "never".
 const NEVER: Duration = Duration::from_secs(292 * 365 * 24 * 60 * 60);
 
 pub(super) async fn tags(State(app): State<App>) -> Json<Value> {
@@ -48,7 +49,7 @@ pub(super) async fn ps(State(app): State<App>) -> Json<Value> {
     Json(json!({ "models": models }))
 }
 
-/// What all lists say of a model. One whose files are not here yet is listed with what is known: its name.
+/// An entry of the lists. A model without files on this machine has only its name.
 async fn entry(app: &App, status: &ModelStatus) -> Value {
     let details = app.details(&status.id).await.ok().map(|(_, details)| details);
     let digest = |details: &Arc<ModelDetails>| details.digest.clone();
@@ -78,7 +79,7 @@ fn details_json(details: Option<&ModelDetails>) -> Value {
     })
 }
 
-/// `134.52M`, as Ollama writes it.
+/// A count as Ollama writes it: `134.52M`.
 fn short_count(n: u64) -> String {
     match n {
         0..1_000 => n.to_string(),
@@ -109,7 +110,7 @@ fn modelfile(id: &str, template: &str) -> String {
     }
 }
 
-/// By the names that GGUF has for them.
+/// Properties under the names that GGUF gives them.
 fn model_info(details: &ModelDetails) -> Value {
     let mut info = json!({
         "general.architecture": details.architecture,
@@ -129,8 +130,8 @@ fn model_info(details: &ModelDetails) -> Value {
     info
 }
 
-/// What clients may ask of the model. Every model that chats is told of tools, in its system message if its template has no
-/// place for them.
+/// Capabilities of the model. Every chat model has tools: if its template has no place for them,
+/// they go into the system message.
 fn capabilities(details: &ModelDetails) -> Vec<&'static str> {
     let chats = details.writes && details.template.is_some();
     let known = [

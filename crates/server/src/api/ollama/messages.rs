@@ -1,4 +1,4 @@
-//! Messages of this API as chat templates see them.
+//! Messages of this API, converted for chat templates.
 
 use serde_json::{Value, json};
 
@@ -8,9 +8,10 @@ fn wrong<T>(param: &str, found: &Value, expected: &str) -> Result<T> {
     Err(ApiError::invalid(param, format!("`{param}` is {found}, expected {expected}")))
 }
 
-/// All messages of a chat. Results of tools are given the ids of their calls, which this API need not say.
+/// Converts all messages of a chat. Results of tools get the ids of their calls, which this API may
+/// omit.
 pub(super) fn messages(messages: &[Value]) -> Result<Vec<Value>> {
-    // Calls without a result yet: id and name.
+    // Calls without a result so far: id and name.
     let mut open: Vec<(String, String)> = Vec::new();
     let mut n_calls = 0;
     let mut out = Vec::with_capacity(messages.len());
@@ -64,7 +65,7 @@ pub(super) fn messages(messages: &[Value]) -> Result<Vec<Value>> {
     Ok(out)
 }
 
-/// The calls of an assistant's message; arguments are objects.
+/// Converts the calls of an assistant's message; arguments are objects.
 fn calls(at: &str, calls: &Value, n: &mut usize, open: &mut Vec<(String, String)>) -> Result<Vec<Value>> {
     let at = format!("{at}.tool_calls");
     let calls = match calls {
@@ -82,14 +83,14 @@ fn calls(at: &str, calls: &Value, n: &mut usize, open: &mut Vec<(String, String)
         let arguments = match &function["arguments"] {
             Value::Null => json!({}),
             arguments @ Value::Object(_) => arguments.clone(),
-            // As OpenAI has them.
+            // OpenAI's form: arguments as JSON text.
             Value::String(text) if serde_json::from_str::<Value>(text).is_ok_and(|json| json.is_object()) => {
                 serde_json::from_str(text).unwrap_or_default()
             }
             other => return wrong(&format!("{at}.arguments"), other, "an object"),
         };
         *n += 1;
-        // Nine letters and digits, which is what Mistral's templates want.
+        // Mistral's templates require nine letters and digits.
         let id = call["id"].as_str().map_or_else(|| format!("call{n:05}"), str::to_owned);
         open.push((id.clone(), name.to_owned()));
         let function = json!({ "name": name, "arguments": arguments });
@@ -98,7 +99,7 @@ fn calls(at: &str, calls: &Value, n: &mut usize, open: &mut Vec<(String, String)
     Ok(out)
 }
 
-/// The parts of images that are given in base64.
+/// Converts images given in base64 to parts.
 pub(super) fn images(at: &str, images: &Value) -> Result<Vec<Value>> {
     let part = |image: &Value| match image.as_str() {
         Some(data) => Ok(crate::images::part(data)),
@@ -111,13 +112,13 @@ pub(super) fn images(at: &str, images: &Value) -> Result<Vec<Value>> {
     }
 }
 
-/// A content of images and then a text.
+/// A content of images followed by a text.
 pub(super) fn with_images(mut images: Vec<Value>, text: &str) -> Value {
     images.push(json!({ "type": "text", "text": text }));
     crate::images::content(images)
 }
 
-/// Whether the last message is the beginning of the answer.
+/// Returns true if the last message is the start of the answer.
 pub(super) fn is_open(messages: &[Value]) -> bool {
     messages.last().is_some_and(|last| {
         last["role"] == "assistant"
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_value() {
         let call = |arguments: Value| {
             let function = json!({ "name": "f", "arguments": arguments });
             json!({ "role": "assistant", "tool_calls": [{ "function": function }] })
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_message_of_the_assistant_is_gone_on_with() {
+    fn a_last_message_of_the_assistant_is_continued() {
         let last = |message: Value| is_open(&[message]);
         assert!(last(json!({ "role": "assistant", "content": "The" })));
         assert!(!last(json!({ "role": "assistant", "content": " " })));

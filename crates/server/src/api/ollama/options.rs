@@ -1,18 +1,19 @@
-//! What `/api/chat` and `/api/generate` have in common: `options`, `format`, `think`.
+//! Keys that `/api/chat` and `/api/generate` share: `options`, `format`, `think`.
 
 use serde::Deserialize;
 use serde_json::{Map, Number, Value, json};
 use text::Grammar;
 
-use super::texts;
+use super::common::texts;
 use crate::api::body::part;
-use crate::api::sampling::{SamplingKeys, keep_alive};
+use crate::api::keep_alive::keep_alive;
+use crate::api::sampling::SamplingKeys;
 use crate::effort::Effort;
 use crate::error::{ApiError, Result};
 use crate::request::{GenerateOptions, KeepAlive};
 use crate::warnings::warn;
 
-/// Keys beside the messages or the prompt.
+/// Keys other than the messages or the prompt.
 #[derive(Debug, Deserialize)]
 pub(super) struct Common {
     #[serde(default)]
@@ -28,8 +29,8 @@ pub(super) struct Common {
     pub(super) truncate: Option<bool>,
 }
 
-/// Keys of `options` beside those that the APIs share. Those of how a model is loaded (`num_gpu`, `num_thread`, …) are the
-/// operator's to say, and are ignored.
+/// Keys of `options` beyond the sampling keys. Keys about loading (`num_gpu`, `num_thread`, …) are
+/// the operator's decision and are ignored.
 #[derive(Debug, Deserialize)]
 struct OptionKeys {
     num_predict: Option<i64>,
@@ -39,17 +40,17 @@ struct OptionKeys {
     penalize_newline: Option<bool>,
 }
 
-/// How many tokens back penalties look where a request does not say.
+/// Default window of penalties in tokens.
 const PENALTY_WINDOW: usize = 64;
 
-/// Common keys, read.
+/// Common keys after parsing.
 #[derive(Debug, Default)]
 pub(super) struct Read {
     pub(super) options: GenerateOptions,
     pub(super) grammar: Option<Grammar>,
     pub(super) thinking: Option<bool>,
     pub(super) effort: Option<Effort>,
-    /// `num_ctx`
+    /// `num_ctx` of the request, in tokens.
     pub(super) n_ctx: Option<usize>,
 }
 
@@ -68,7 +69,7 @@ impl Common {
         }
         let (keys, sampling) = self.option_keys()?;
         let mut options = GenerateOptions {
-            // -1 and -2: until the model ends or the context is full.
+            // -1 and -2 mean until the model ends or the context is full.
             max_tokens: keys.num_predict.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0),
             stop: texts("options.stop", keys.stop)?,
             logprobs: with_logprobs.then(|| self.top_logprobs.unwrap_or(0)),
@@ -114,7 +115,7 @@ impl Common {
         }
     }
 
-    /// Whether to think, and how much.
+    /// Reads `think`: on or off, and the effort.
     fn think(&self) -> Result<(Option<bool>, Option<Effort>)> {
         match &self.think {
             None | Some(Value::Null) => Ok((None, None)),
@@ -140,20 +141,21 @@ fn wrong_think(found: &Value) -> ApiError {
     )
 }
 
-/// Clients whose language knows no whole numbers write `40.0`.
+/// Converts `40.0` to `40`, for clients whose language has no integers.
 fn whole(value: &mut Value) {
     if let Some(number) = value.as_f64().filter(|n| value.is_f64() && n.fract() == 0.0 && n.abs() < 1e15) {
         *value = Value::Number(Number::from(number as i64));
     }
 }
 
-/// Say in the log that a client wants a longer context than there is: most send a `num_ctx` without need.
+/// Logs that a client wants a longer context than the model has. It is no error: most clients send
+/// `num_ctx` without need.
 pub(super) fn note_context(wanted: Option<usize>, n_ctx: Option<usize>, model: &str) {
     if let (Some(wanted), Some(n_ctx)) = (wanted, n_ctx)
         && wanted > n_ctx
     {
         tracing::warn!(
-            "a client asks {model} for a context of {wanted} tokens (num_ctx) and gets {n_ctx}, the server's; see --ctx"
+            "a client requests a context of {wanted} tokens (num_ctx) for {model}, which has {n_ctx}; see --ctx"
         );
     }
 }
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_is_left_to_the_model() {
+    fn missing_options_are_left_to_the_model() {
         let options = read(json!({ "options": { "top_p": null, "num_gpu": 99 } })).unwrap().options;
         assert_eq!(options.given, SamplingChoice::default());
         assert_eq!(options.sampling.penalty_window, 64);
@@ -199,13 +201,13 @@ mod tests {
             assert_eq!(read(json!({ "options": { "num_predict": n } })).unwrap().options.max_tokens, None);
         }
         assert_eq!(read(json!({ "think": false })).unwrap().thinking, Some(false));
-        // Ollama's default.
+        // `true` is Ollama's default.
         assert!(read(json!({ "shift": true })).is_ok());
         assert!(read(json!({ "format": "" })).unwrap().grammar.is_none());
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_value() {
         for (body, param) in [
             (json!({ "format": "yaml" }), "format"),
             (json!({ "think": "a lot" }), "think"),

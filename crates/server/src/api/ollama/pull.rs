@@ -10,13 +10,14 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Named, error_json, ndjson};
+use super::common::{Named, error_json};
+use super::ndjson;
 use crate::api::body::JsonBody;
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::models::PullProgress;
 
-/// So often a client is told how far a file is.
+/// Interval of progress messages.
 const INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) async fn pull(State(app): State<App>, JsonBody(named): JsonBody<Named>) -> Result<Response> {
@@ -24,7 +25,7 @@ pub(super) async fn pull(State(app): State<App>, JsonBody(named): JsonBody<Named
     let model = named.model()?;
     let (tell, mut told) = mpsc::unbounded_channel();
     let (end, ended) = oneshot::channel();
-    // It goes on if the client hangs up: what has been fetched is used by the next one that asks.
+    // The download continues if the client disconnects; a later pull resumes from it.
     tokio::spawn(async move {
         let mut last: Option<(Instant, String)> = None;
         let progress = move |progress: PullProgress| {
@@ -32,7 +33,7 @@ pub(super) async fn pull(State(app): State<App>, JsonBody(named): JsonBody<Named
                 last.as_ref().is_none_or(|(at, file)| at.elapsed() >= INTERVAL || *file != progress.file);
             if is_new || progress.total == Some(progress.completed) {
                 last = Some((Instant::now(), progress.file.clone()));
-                // Nobody listens any more.
+                // The client has disconnected.
                 let _ = tell.send(progress);
             }
         };
@@ -43,7 +44,7 @@ pub(super) async fn pull(State(app): State<App>, JsonBody(named): JsonBody<Named
         ended.await.map_err(|_| died())??;
         return Ok(Json(json!({ "status": "success" })).into_response());
     }
-    // What fails before anything was fetched has a status of its own.
+    // An error before the first download has an HTTP status.
     let Some(first) = told.recv().await else {
         ended.await.map_err(|_| died())??;
         let lines = [json!({ "status": "pulling manifest" }), json!({ "status": "success" })];
@@ -64,9 +65,10 @@ fn lines(told: mpsc::UnboundedReceiver<PullProgress>) -> impl Stream<Item = Valu
 }
 
 fn line(progress: &PullProgress) -> Value {
-    // Clients tell files apart by their digests, which are known only once they are here: these are of their names.
+    // Clients distinguish files by digest. The content's digest is known only after the download,
+    // so this one is of the file's name.
     let digest: String = Sha256::digest(&progress.file).iter().map(|byte| format!("{byte:02x}")).collect();
-    // What is not fetched says itself what is done with it.
+    // A step that is no download carries its own status text.
     let status = match progress.file.contains(' ') {
         true => progress.file.clone(),
         false => format!("pulling {}", progress.file),

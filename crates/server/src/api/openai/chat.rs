@@ -9,12 +9,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use text::Grammar;
 
-use super::chat_answer::{Frame, stream, whole};
-use super::tools::{Tools, arguments_of};
-use super::{
+use super::chat_answer::{ChatFrame, stream, whole};
+use super::common::{
     Stop, StreamOptions, check_max_tokens, check_n, check_service_tier, check_top_logprobs, input_tokens,
     tool_choice_word, wrong_tool_choice,
 };
+use super::tools::{Tools, arguments_of};
 use crate::api::body::{JsonBody, text_or_null};
 use crate::api::sampling::{SamplingKeys, structural_tag};
 use crate::api::timing::TimingKeys;
@@ -26,7 +26,7 @@ use crate::images;
 use crate::request::{Caller, ChatRequest, GenerateOptions, ToolChoice};
 
 #[derive(Deserialize)]
-pub(super) struct Body {
+pub(super) struct ChatBody {
     #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     messages: Vec<Value>,
@@ -69,7 +69,7 @@ pub(super) struct Body {
 pub(super) async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody<Body>,
+    JsonBody(body): JsonBody<ChatBody>,
 ) -> Result<Response> {
     let wants_stream = body.stream.unwrap_or(false);
     let include_usage = body.stream_options.unwrap_or_default().include_usage;
@@ -77,7 +77,7 @@ pub(super) async fn create(
     let timing = body.timing;
     let (request, tools) = request(body)?;
     let answer = app.chat(&caller, request).await?;
-    let frame = Frame {
+    let frame = ChatFrame {
         id: format!("chatcmpl-{}", caller.request_id),
         created: seconds_now(),
         model: answer.model.clone(),
@@ -94,26 +94,26 @@ pub(super) async fn create(
     whole(answer, frame).await
 }
 
-/// The prompt of a chat: llama-server's `/apply-template`.
+/// Renders the prompt of a chat: llama-server's `/apply-template`.
 pub(super) async fn apply_template(
     State(app): State<App>,
-    JsonBody(body): JsonBody<Body>,
+    JsonBody(body): JsonBody<ChatBody>,
 ) -> Result<Json<Value>> {
     let (prompt, _) = app.chat_prompt(request(body)?.0).await?;
     Ok(Json(json!({ "prompt": prompt })))
 }
 
-/// How many tokens the prompt of a chat has: llama-server's `input_tokens`.
+/// Counts the tokens of a chat's prompt: llama-server's `input_tokens`.
 pub(super) async fn count_tokens(
     State(app): State<App>,
-    JsonBody(body): JsonBody<Body>,
+    JsonBody(body): JsonBody<ChatBody>,
 ) -> Result<Json<Value>> {
     let (_, tokens) = app.chat_prompt(request(body)?.0).await?;
     Ok(input_tokens(tokens.len()))
 }
 
-/// The inner request of a body, and what its tools are to the client.
-fn request(body: Body) -> Result<(ChatRequest, Tools)> {
+/// Converts a body to the inner request, and to the tools as the client knows them.
+fn request(body: ChatBody) -> Result<(ChatRequest, Tools)> {
     let n_best = check_top_logprobs("top_logprobs", body.top_logprobs)?;
     let mut options = GenerateOptions {
         n: check_n(body.n)?,
@@ -140,11 +140,11 @@ fn request(body: Body) -> Result<(ChatRequest, Tools)> {
             return Err(ApiError::invalid("reasoning_format", message));
         }
     };
-    // The last message of the assistant is the beginning of the answer.
+    // A last message of the assistant is the start of the answer.
     let wants_prompt = body.add_generation_prompt.unwrap_or(true);
     let is_open = !wants_prompt && body.messages.last().is_some_and(|last| last["role"] == "assistant");
     let continue_last = body.continue_final_message.unwrap_or(is_open);
-    // What `tools` and `tool_choice` were called before.
+    // Former names of `tools` and `tool_choice`.
     refuse(
         "functions",
         body.functions.is_some_and(|list| list.as_array().is_none_or(|list| !list.is_empty())),
@@ -175,7 +175,7 @@ fn request(body: Body) -> Result<(ChatRequest, Tools)> {
         template_variables: body.chat_template_kwargs.unwrap_or_default(),
         effort,
         thinking,
-        // -1 is no limit, as llama-server has it.
+        // -1 is no limit, as in llama-server.
         thinking_budget: body.thinking_budget.and_then(|n| usize::try_from(n).ok()),
         continue_last,
         without_generation_prompt: !wants_prompt,
@@ -185,21 +185,21 @@ fn request(body: Body) -> Result<(ChatRequest, Tools)> {
     Ok((request, tools))
 }
 
-/// Say in the log which keys change nothing here, though they would elsewhere.
+/// Logs keys that other servers honour and that have no effect here.
 pub(super) fn warn_of_ignored(keys: &[(&str, bool)]) {
     for (name, _) in keys.iter().filter(|(_, is_asked)| *is_asked) {
         tracing::warn!("`{name}` is ignored: it is not offered here");
     }
 }
 
-/// The grammar of `response_format`, which the request calls `name`.
+/// The grammar of `response_format`, whose key is `name`.
 pub(super) fn response_format(name: &str, format: Option<Value>) -> Result<Option<Grammar>> {
     let Some(mut format) = format.filter(|format| !format.is_null()) else { return Ok(None) };
     match format["type"].as_str() {
         Some("text") => Ok(None),
         Some("structural_tag") => structural_tag(&format).map(Some),
         Some("json_object") => Ok(Some(match format["schema"].take() {
-            // As llama-server has it.
+            // llama-server's form: the schema directly in the format.
             schema @ Value::Object(_) => Grammar::JsonSchema(schema),
             Value::Null => Grammar::AnyJson,
             other => {
@@ -210,7 +210,7 @@ pub(super) fn response_format(name: &str, format: Option<Value>) -> Result<Optio
         Some("json_schema") => match format["json_schema"]["schema"].take() {
             schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Grammar::JsonSchema(schema))),
             other => {
-                // Of Responses, a format has its schema itself.
+                // In Responses the format holds the schema directly.
                 let key = if name == "response_format" { ".json_schema.schema" } else { ".schema" };
                 let message = format!("`{name}{key}` is {other}, expected a JSON Schema");
                 Err(ApiError::invalid(name, message))
@@ -227,7 +227,7 @@ fn refuse(name: &str, asked: bool) -> Result<()> {
     if asked { Err(ApiError::unsupported(name)) } else { Ok(()) }
 }
 
-/// A message as templates expect it: a content of text parts becomes one text.
+/// Converts a message for templates: text parts are joined to one text.
 fn message(index: usize, mut message: Value) -> Result<Value> {
     let wrong = |key: &str, found: String, expected: &str| {
         let param = format!("messages[{index}]{key}");
@@ -239,7 +239,7 @@ fn message(index: usize, mut message: Value) -> Result<Value> {
     match object.get("role") {
         Some(Value::String(role)) => match role.as_str() {
             "system" | "user" | "assistant" | "tool" => {}
-            // What newer models of OpenAI call a system message.
+            // OpenAI's newer name of the system role.
             "developer" => drop(object.insert("role".into(), "system".into())),
             other => {
                 return wrong(".role", format!("{other:?}"), "system, developer, user, assistant or tool");
@@ -267,7 +267,7 @@ fn message(index: usize, mut message: Value) -> Result<Value> {
     Ok(message)
 }
 
-/// A part of a message's content.
+/// Converts a part of a message's content.
 fn part(at: &str, part: &Value) -> Result<Value> {
     let text = |key: &str| match part[key].as_str() {
         Some(text) => Ok(json!({ "type": "text", "text": text })),
@@ -277,7 +277,7 @@ fn part(at: &str, part: &Value) -> Result<Value> {
         }
     };
     match part["type"].as_str() {
-        // The latter two as Responses and vLLM have them.
+        // The latter two names are those of Responses and vLLM.
         Some("text" | "input_text" | "output_text") => text("text"),
         Some("refusal") => text("refusal"),
         Some("image_url") => {
@@ -292,9 +292,9 @@ fn part(at: &str, part: &Value) -> Result<Value> {
     }
 }
 
-/// Whether tools are called; `allowed_tools` leaves only some of them.
+/// Reads whether tools are called; `allowed_tools` removes the others.
 fn tool_choice(choice: Option<&Value>, tools: &mut Tools) -> Result<ToolChoice> {
-    // Mistral's word.
+    // Mistral's name of `required`.
     let word = |word: &Value| if word == "any" { Ok(ToolChoice::Required) } else { tool_choice_word(word) };
     let name =
         |one: &Value| one["function"]["name"].as_str().or(one["custom"]["name"].as_str()).map(str::to_owned);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_are_taken_and_hosted_tools_left_out() {
+    fn hints_are_accepted_and_hosted_tools_dropped() {
         let user = json!([{ "role": "user", "content": "a" }]);
         for hint in [
             json!({ "verbosity": "low", "store": true, "metadata": { "a": "b" }, "user": "u" }),
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_value() {
         let user = json!([{ "role": "user", "content": "a" }]);
         let image = json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }]);
         for (body, param) in [

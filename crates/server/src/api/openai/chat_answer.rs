@@ -9,26 +9,27 @@ use futures_util::Stream;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::tools::{Freeform, Kind, Tools, input_of};
-use super::{FINGERPRINT, TokenLogprob, add_usage, finish_reason, usage_json};
-use crate::answer::{Answer, AnswerEvent, Delta, EventKind, ToolCall, Usage};
+use super::common::{FINGERPRINT, TokenLogprob, add_usage, finish_reason, usage_json};
+use super::tools::{Freeform, ToolKind, Tools, input_of};
+use crate::answer::{AnswerEvent, Delta, EventKind, ToolCall, Usage};
+use crate::answering::Answer;
 use crate::api::sse;
 use crate::api::timing::{TimingKeys, progress_json};
 use crate::error::{ApiError, Result};
 
-/// What all chunks of an answer have in common.
-pub(super) struct Frame {
+/// Fields that all chunks of an answer share.
+pub(super) struct ChatFrame {
     pub(super) id: String,
     pub(super) created: u64,
     pub(super) model: String,
     pub(super) with_logprobs: bool,
-    /// A stream ends with its usage, which all other chunks then have as `null`.
+    /// True if a last chunk reports the usage; all others then have `null` for it.
     pub(super) with_usage: bool,
     pub(super) timing: TimingKeys,
-    /// The timings of the last event, which the usage repeats.
+    /// The timings of the last event, repeated with the usage.
     pub(super) last_timings: Option<Value>,
     pub(super) tools: Tools,
-    /// Of calls of custom tools that are being written, by choice and index.
+    /// Calls of custom tools that are not complete, by choice and index.
     pub(super) freeform: HashMap<(usize, usize), Freeform>,
 }
 
@@ -57,7 +58,7 @@ struct ChunkChoice {
     finish_reason: Option<&'static str>,
 }
 
-impl Frame {
+impl ChatFrame {
     fn chunk(&self, choices: Vec<ChunkChoice>) -> Chunk<'_> {
         Chunk {
             id: &self.id,
@@ -77,8 +78,8 @@ impl Frame {
     }
 }
 
-impl Frame {
-    /// A delta of a choice; `None`: it says nothing.
+impl ChatFrame {
+    /// The chunk's delta for a piece of a choice; `None` if the piece has no output.
     fn delta(&mut self, choice: usize, delta: Delta, tokens: &mut Vec<TokenLogprob>) -> Option<Value> {
         let of_custom = |index: usize, text: String| {
             (!text.is_empty())
@@ -88,11 +89,11 @@ impl Frame {
             Delta::CallBegin { index, id, name } => {
                 let called = self.tools.called(&name);
                 let call = match called.kind {
-                    Kind::Custom => {
+                    ToolKind::Custom => {
                         self.freeform.insert((choice, index), Freeform::default());
                         json!({ "type": "custom", "custom": { "name": called.name, "input": "" } })
                     }
-                    Kind::Function | Kind::Search => {
+                    ToolKind::Function | ToolKind::Search => {
                         json!({ "type": "function", "function": { "name": name, "arguments": "" } })
                     }
                 };
@@ -119,11 +120,11 @@ impl Frame {
     fn call(&self, call: ToolCall) -> Value {
         let called = self.tools.called(&call.name);
         match called.kind {
-            Kind::Custom => {
+            ToolKind::Custom => {
                 let custom = json!({ "name": called.name, "input": input_of(&call.arguments) });
                 json!({ "id": call.id, "type": "custom", "custom": custom })
             }
-            Kind::Function | Kind::Search => {
+            ToolKind::Function | ToolKind::Search => {
                 let function = json!({ "name": call.name, "arguments": call.arguments });
                 json!({ "id": call.id, "type": "function", "function": function })
             }
@@ -146,8 +147,8 @@ fn text_json(delta: Delta, tokens: &mut Vec<TokenLogprob>) -> Option<Value> {
     }
 }
 
-/// Where a stream of frames is.
-enum At {
+/// Position in a stream of frames.
+enum ChatPosition {
     Begin,
     Answer,
     Usage,
@@ -155,11 +156,11 @@ enum At {
     End,
 }
 
-pub(super) fn stream(answer: Answer, frame: Frame) -> impl Stream<Item = Bytes> + Send {
-    let begun = (At::Begin, answer, frame, Usage::default());
+pub(super) fn stream(answer: Answer, frame: ChatFrame) -> impl Stream<Item = Bytes> + Send {
+    let begun = (ChatPosition::Begin, answer, frame, Usage::default());
     futures_util::stream::unfold(begun, move |(at, mut answer, mut frame, mut usage)| async move {
         match at {
-            At::Begin => {
+            ChatPosition::Begin => {
                 let choice = |index| ChunkChoice {
                     index,
                     delta: json!({ "role": "assistant", "content": "", "refusal": null }),
@@ -167,11 +168,11 @@ pub(super) fn stream(answer: Answer, frame: Frame) -> impl Stream<Item = Bytes> 
                     finish_reason: None,
                 };
                 let bytes = sse::data(&frame.chunk((0..answer.n_choices()).map(choice).collect()));
-                Some((bytes, (At::Answer, answer, frame, usage)))
+                Some((bytes, (ChatPosition::Answer, answer, frame, usage)))
             }
-            At::Answer => loop {
+            ChatPosition::Answer => loop {
                 let Some(AnswerEvent { choice, kind, timings }) = answer.next().await else {
-                    let at = if frame.with_usage { At::Usage } else { At::Done };
+                    let at = if frame.with_usage { ChatPosition::Usage } else { ChatPosition::Done };
                     return Some((Bytes::new(), (at, answer, frame, usage)));
                 };
                 let timings = frame.timing.of_event(&timings);
@@ -193,34 +194,38 @@ pub(super) fn stream(answer: Answer, frame: Frame) -> impl Stream<Item = Bytes> 
                         add_usage(&mut usage, finish.usage);
                         match finish_reason(&finish) {
                             Ok(reason) => Chunk { timings, ..frame.choice(choice, json!({}), Some(reason)) },
-                            Err(error) => return Some((sse::error(&error), (At::End, answer, frame, usage))),
+                            Err(error) => {
+                                return Some((sse::error(&error), (ChatPosition::End, answer, frame, usage)));
+                            }
                         }
                     }
                 };
                 let bytes = sse::data(&chunk);
-                return Some((bytes, (At::Answer, answer, frame, usage)));
+                return Some((bytes, (ChatPosition::Answer, answer, frame, usage)));
             },
-            At::Usage => {
+            ChatPosition::Usage => {
                 let (usage_now, timings) = (Some(usage_json(usage)), frame.last_timings.take());
                 let bytes = sse::data(&Chunk { usage: usage_now, timings, ..frame.chunk(Vec::new()) });
-                Some((bytes, (At::Done, answer, frame, usage)))
+                Some((bytes, (ChatPosition::Done, answer, frame, usage)))
             }
-            At::Done => Some((Bytes::from_static(b"data: [DONE]\n\n"), (At::End, answer, frame, usage))),
-            At::End => None,
+            ChatPosition::Done => {
+                Some((Bytes::from_static(b"data: [DONE]\n\n"), (ChatPosition::End, answer, frame, usage)))
+            }
+            ChatPosition::End => None,
         }
     })
 }
 
-pub(super) async fn whole(answer: Answer, frame: Frame) -> Result<Response> {
+pub(super) async fn whole(answer: Answer, frame: ChatFrame) -> Result<Response> {
     let mut usage = Usage::default();
     let mut choices = Vec::new();
     for (index, collected) in answer.collect().await?.into_iter().enumerate() {
         let Some(finish) = &collected.finish else {
-            return Err(ApiError::internal("an answer ended without saying so"));
+            return Err(ApiError::internal("an answer ended without its last event"));
         };
         add_usage(&mut usage, finish.usage);
         let reason = finish_reason(finish)?;
-        // With nothing but calls there is no content.
+        // A message of calls alone has no content.
         let content =
             (!collected.content.is_empty() || collected.calls.is_empty()).then_some(collected.content);
         let mut message = json!({ "role": "assistant", "content": content, "refusal": null });

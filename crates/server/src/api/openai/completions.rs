@@ -8,11 +8,12 @@ use futures_util::{Stream, StreamExt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{
+use super::common::{
     FINGERPRINT, MAX_N, Prompts, Stop, StreamOptions, add_usage, check_max_tokens, check_n, finish_reason,
     usage_json,
 };
-use crate::answer::{Answer, AnswerEvent, Collected, Delta, EventKind, TokenInfo, Usage};
+use crate::answer::{AnswerEvent, Collected, Delta, EventKind, TokenInfo, Usage};
+use crate::answering::Answer;
 use crate::api::body::{JsonBody, text_or_null};
 use crate::api::sampling::SamplingKeys;
 use crate::api::timing::{TimingKeys, progress_json};
@@ -22,7 +23,7 @@ use crate::error::{ApiError, Result};
 use crate::request::{Caller, CompletionRequest, GenerateOptions, Prompt};
 
 #[derive(Deserialize)]
-pub(super) struct Body {
+pub(super) struct CompletionBody {
     #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     prompt: Prompts,
@@ -44,13 +45,13 @@ pub(super) struct Body {
     sampling: SamplingKeys,
 }
 
-/// Prompts of one request.
+/// Most prompts of one request.
 const MAX_PROMPTS: usize = 256;
 
 pub(super) async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody<Body>,
+    JsonBody(body): JsonBody<CompletionBody>,
 ) -> Result<Response> {
     let wants_stream = body.stream.unwrap_or(false);
     let n = check_n(body.n)?;
@@ -63,7 +64,8 @@ pub(super) async fn create(
     let (shared, prompts) = requests(body)?;
     let n_asked = shared.options.n;
     for prompt in prompts {
-        // One after the other: they share a grammar and lists that may be large.
+        // Prompts are started one after the other, since they share a grammar and lists that may be
+        // large.
         let request = CompletionRequest { prompt, ..shared.clone() };
         echoed.push(match &request.prompt {
             _ if !echoes => Echo::default(),
@@ -72,12 +74,12 @@ pub(super) async fn create(
                 let tokens = app.tokenize(&request.model, text.clone(), true, *parse_special).await?;
                 Echo { text: text.clone(), ..Echo::of(&tokens) }
             }
-            // Only `/v1/rerank` makes such prompts.
+            // Only `/v1/rerank` makes pairs.
             Prompt::Pair { .. } => Echo::default(),
         });
         answers.push(app.complete(&caller, request).await?);
     }
-    let frame = Frame {
+    let frame = CompletionFrame {
         id: format!("cmpl-{}", caller.request_id),
         created: seconds_now(),
         model: answers.first().map(|answer| answer.model.clone()).unwrap_or_default(),
@@ -92,8 +94,8 @@ pub(super) async fn create(
     whole(answers, echoed, n, &frame).await
 }
 
-/// What the requests have in common, and the prompt of each.
-fn requests(body: Body) -> Result<(CompletionRequest, Vec<Prompt>)> {
+/// Converts a body to what the requests share, and the prompt of each.
+fn requests(body: CompletionBody) -> Result<(CompletionRequest, Vec<Prompt>)> {
     let n = check_n(body.n)?;
     let best_of = body.best_of.unwrap_or(n);
     if !(n..=MAX_N).contains(&best_of) {
@@ -101,7 +103,7 @@ fn requests(body: Body) -> Result<(CompletionRequest, Vec<Prompt>)> {
         return Err(ApiError::invalid("best_of", message));
     }
     if best_of > n && body.stream == Some(true) {
-        // Which of them is best is known when all have ended.
+        // The best answer is known only when all have ended.
         let message = format!("`best_of` is {best_of}, expected `n`, {n}, where the answer is streamed");
         return Err(ApiError::invalid("best_of", message));
     }
@@ -110,7 +112,7 @@ fn requests(body: Body) -> Result<(CompletionRequest, Vec<Prompt>)> {
         // OpenAI's default.
         max_tokens: check_max_tokens("max_tokens", Some(body.max_tokens.unwrap_or(16)))?,
         stop: body.stop.texts(),
-        // The best are chosen by them.
+        // The best answers are chosen by log-probabilities.
         logprobs: body.logprobs.or((best_of > n).then_some(0)),
         prompt_logprobs: body.logprobs.filter(|_| body.echo == Some(true)),
         progress: body.timing.progress(body.stream == Some(true)),
@@ -128,11 +130,11 @@ fn requests(body: Body) -> Result<(CompletionRequest, Vec<Prompt>)> {
     Ok((shared, prompts))
 }
 
-/// A prompt that its answer begins with.
+/// The prompt, if the answer repeats it.
 #[derive(Clone, Default)]
 struct Echo {
     text: String,
-    /// The first token, which nothing comes before and which so has no probability.
+    /// The first token. It has no probability, since no token precedes it.
     first: Option<TokenInfo>,
 }
 
@@ -149,20 +151,20 @@ impl Echo {
     }
 }
 
-/// What all chunks of an answer have in common.
-struct Frame {
+/// Fields that all chunks of an answer share.
+struct CompletionFrame {
     id: String,
     created: u64,
     model: String,
     with_logprobs: bool,
-    /// A stream ends with its usage, which all other chunks then have as `null`.
+    /// True if a last chunk reports the usage; all others then have `null` for it.
     with_usage: bool,
     timing: TimingKeys,
-    /// The timings of the last event, which the usage repeats.
+    /// The timings of the last event, repeated with the usage.
     last_timings: Option<Value>,
 }
 
-impl Frame {
+impl CompletionFrame {
     fn json(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
         let mut json = json!({
             "id": self.id, "object": "text_completion", "created": self.created, "model": self.model,
@@ -187,7 +189,7 @@ impl Frame {
     }
 }
 
-/// The older form of log-probabilities: a list for each of their properties. Offsets count characters.
+/// The older form of log-probabilities: one list for each property. Offsets count characters.
 fn logprobs_json(tokens: Vec<TokenInfo>, mut offset: usize) -> Value {
     let (mut texts, mut logprobs, mut offsets, mut tops) = (vec![], vec![], vec![], vec![]);
     for token in tokens {
@@ -205,23 +207,23 @@ fn logprobs_json(tokens: Vec<TokenInfo>, mut offset: usize) -> Value {
     json!({ "tokens": texts, "token_logprobs": logprobs, "text_offset": offsets, "top_logprobs": tops })
 }
 
-/// What a stream of chunks has said of one choice.
+/// State of one choice of a stream.
 #[derive(Default)]
-struct Said {
-    /// Its prompt, until that has been said.
+struct SaidChoice {
+    /// The prompt, until it has been repeated.
     echo: Option<Echo>,
-    /// Characters so far.
+    /// Characters sent so far.
     offset: usize,
 }
 
-impl Said {
-    /// The chunks of one event, all of them with its timings, if there are any.
+impl SaidChoice {
+    /// Returns the chunks of one event, with its timings if there are any.
     fn chunks(
         &mut self,
         index: usize,
         mut kind: EventKind,
         timings: Option<&Value>,
-        frame: &Frame,
+        frame: &CompletionFrame,
         usage: &mut Usage,
     ) -> Result<Bytes> {
         if let EventKind::Delta(Delta::Progress(progress)) = &kind {
@@ -235,7 +237,8 @@ impl Said {
         let mut bytes = Vec::new();
         let mut say = |offset: &mut usize, text: &str, tokens: Vec<TokenInfo>, reason| {
             let begin = *offset;
-            // As for a whole answer: of tokens where they are told, which may be before or after their text.
+            // With tokens the offset counts their text, which may arrive before or after the
+            // tokens.
             *offset += match frame.with_logprobs {
                 true => tokens.iter().map(|t| String::from_utf8_lossy(&t.bytes).chars().count()).sum(),
                 false => text.chars().count(),
@@ -280,12 +283,12 @@ fn stream(
     answers: Vec<Answer>,
     echoed: Vec<Echo>,
     n: usize,
-    mut frame: Frame,
+    mut frame: CompletionFrame,
 ) -> impl Stream<Item = Bytes> + Send {
     let mut usages = vec![Usage::default(); answers.len()];
     let echo = |echo: &Echo| Some(echo.clone()).filter(|echo| !echo.text.is_empty());
     let said = echoed.iter().flat_map(|one| std::iter::repeat_n(one, n));
-    let mut said: Vec<Said> = said.map(|one| Said { echo: echo(one), offset: 0 }).collect();
+    let mut said: Vec<SaidChoice> = said.map(|one| SaidChoice { echo: echo(one), offset: 0 }).collect();
     let events = answers.into_iter().enumerate().map(|(prompt, answer)| {
         let next = |mut answer: Answer| async move {
             let event = answer.next().await?;
@@ -294,7 +297,7 @@ fn stream(
         futures_util::stream::unfold(answer, next).map(move |event| (prompt, event)).boxed()
     });
     let events = futures_util::stream::select_all(events);
-    // `None` is the end, after which come usage and the mark.
+    // `None` marks the end, which the usage and `[DONE]` follow.
     let events = events.map(Some).chain(futures_util::stream::once(async { None }));
     events.scan(false, move |failed, event| {
         let bytes = match event {
@@ -326,7 +329,7 @@ fn stream(
     })
 }
 
-/// The usage of several prompts.
+/// Total usage of several prompts.
 fn sum(usages: &[Usage]) -> Usage {
     usages.iter().fold(Usage::default(), |sum, usage| Usage {
         prompt_tokens: sum.prompt_tokens + usage.prompt_tokens,
@@ -336,16 +339,21 @@ fn sum(usages: &[Usage]) -> Usage {
     })
 }
 
-async fn whole(answers: Vec<Answer>, echoed: Vec<Echo>, n: usize, frame: &Frame) -> Result<Response> {
+async fn whole(
+    answers: Vec<Answer>,
+    echoed: Vec<Echo>,
+    n: usize,
+    frame: &CompletionFrame,
+) -> Result<Response> {
     let (mut choices, mut usages) = (Vec::new(), Vec::new());
     for (answer, echo) in answers.into_iter().zip(echoed) {
         let mut usage = Usage::default();
         let candidates = answer.collect().await?;
-        // Those that are not chosen were computed too.
+        // Discarded candidates were computed too.
         candidates.iter().filter_map(|one| one.finish.as_ref()).for_each(|f| add_usage(&mut usage, f.usage));
         for collected in best(candidates, n) {
             let Some(finish) = &collected.finish else {
-                return Err(ApiError::internal("an answer ended without saying so"));
+                return Err(ApiError::internal("an answer ended without its last event"));
             };
             let reason = finish_reason(finish)?;
             let index = choices.len();
@@ -358,7 +366,8 @@ async fn whole(answers: Vec<Answer>, echoed: Vec<Echo>, n: usize, frame: &Frame)
     Ok(Json(frame.json(choices, Some(usage_json(sum(&usages))))).into_response())
 }
 
-/// The `n` answers whose tokens are likeliest on average, the best first; all in their order if there are no more.
+/// Selects the `n` answers with the highest mean log-probability, best first. If there are no more
+/// than `n`, their order stays.
 fn best(mut candidates: Vec<Collected>, n: usize) -> Vec<Collected> {
     if candidates.len() > n {
         let likely = |one: &Collected| {
@@ -425,7 +434,7 @@ mod tests {
 
     #[test]
     fn a_stream_may_begin_with_the_prompt() {
-        let frame = |with_logprobs| Frame {
+        let frame = |with_logprobs| CompletionFrame {
             id: "i".into(),
             created: 0,
             model: "m".into(),
@@ -442,7 +451,7 @@ mod tests {
         let echo = Echo { text: "ab".into(), first: Some(TokenInfo { logprob: None, ..token("a", 0.0) }) };
         let mut usage = Usage::default();
         let content = || Delta::Content { text: "c".into(), tokens: vec![token("c", -1.0)] };
-        let mut said = Said { echo: Some(echo.clone()), offset: 0 };
+        let mut said = SaidChoice { echo: Some(echo.clone()), offset: 0 };
         let prompt = EventKind::Delta(Delta::Prompt(vec![token("b", -2.0)]));
         let first = read(said.chunks(0, prompt, None, &frame(true), &mut usage).unwrap());
         assert_eq!((first.len(), &first[0]["text"]), (1, &json!("ab")));
@@ -450,7 +459,7 @@ mod tests {
         let second =
             read(said.chunks(0, EventKind::Delta(content()), None, &frame(true), &mut usage).unwrap());
         assert_eq!(second[0]["logprobs"]["text_offset"], json!([2]));
-        let mut said = Said { echo: Some(echo), offset: 0 };
+        let mut said = SaidChoice { echo: Some(echo), offset: 0 };
         let both =
             read(said.chunks(0, EventKind::Delta(content()), None, &frame(false), &mut usage).unwrap());
         assert_eq!((&both[0]["text"], &both[1]["text"]), (&json!("ab"), &json!("c")));

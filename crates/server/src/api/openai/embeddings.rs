@@ -6,15 +6,15 @@ use base64::Engine;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::Prompts;
+use super::common::Prompts;
 use crate::api::body::{JsonBody, text_or_null};
-use crate::api::sampling::keep_alive;
+use crate::api::keep_alive::keep_alive;
 use crate::app::{App, EmbedRequest};
 use crate::error::{ApiError, Result};
 use crate::request::Prompt;
 
 #[derive(Deserialize)]
-pub(in crate::api) struct Body {
+pub(in crate::api) struct EmbeddingBody {
     #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     input: Prompts,
@@ -32,12 +32,12 @@ enum Encoding {
     Base64,
 }
 
-/// Texts of one request.
+/// Most texts of one request.
 const MAX_INPUTS: usize = 2048;
 
 pub(in crate::api) async fn create(
     State(app): State<App>,
-    JsonBody(body): JsonBody<Body>,
+    JsonBody(body): JsonBody<EmbeddingBody>,
 ) -> Result<Json<Value>> {
     let inputs = inputs("input", body.input)?;
     let request = EmbedRequest {
@@ -68,7 +68,7 @@ pub(in crate::api) async fn create(
     })))
 }
 
-/// The texts of a request, which it calls `name`.
+/// The texts of a request, under its key `name`.
 pub(in crate::api) fn inputs(name: &str, given: Prompts) -> Result<Vec<Prompt>> {
     let inputs = given.list();
     match (1..=MAX_INPUTS).contains(&inputs.len()) {
@@ -80,7 +80,8 @@ pub(in crate::api) fn inputs(name: &str, given: Prompts) -> Result<Vec<Prompt>> 
     }
 }
 
-/// The first columns, of length 1 again: what models trained for it (Matryoshka) give in fewer dimensions.
+/// Keeps the first columns and normalises them to length 1, for models trained for fewer dimensions
+/// (Matryoshka).
 pub(in crate::api) fn shorten(vector: &mut Vec<f32>, dimensions: usize) -> Result<()> {
     if !(1..=vector.len()).contains(&dimensions) {
         let message = format!("`dimensions` is {dimensions}, expected a number from 1 to {}", vector.len());
@@ -93,7 +94,7 @@ pub(in crate::api) fn shorten(vector: &mut Vec<f32>, dimensions: usize) -> Resul
     Ok(())
 }
 
-/// Make its length 1.
+/// Normalises a vector to length 1.
 pub(in crate::api) fn normalise(vector: &mut [f32]) {
     let norm = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
     if norm > 0.0 {

@@ -1,7 +1,8 @@
-//! `/v1/files`: what clients upload once and name in later requests: <https://platform.openai.com/docs/api-reference/files>.
+//! `/v1/files`: files that clients upload once and name in later requests. See
+//! <https://platform.openai.com/docs/api-reference/files>.
 //!
-//! Files are kept in memory, each key's apart from those of others, until they are deleted, expire, or the server ends. A client that
-//! has no room left is told so: nothing that it may still name goes by itself.
+//! Files stay in memory, apart for each key, until they are deleted, expire, or the server ends. A
+//! client without room gets an error; no file is evicted, since a client may still name it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,8 +17,8 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::page::Page;
-use super::responses::new_id;
+use super::common::new_id;
+use super::page::ListPage;
 use crate::api::seconds_now;
 use crate::app::App;
 use crate::error::{ApiError, ErrorKind, Result};
@@ -27,26 +28,26 @@ use crate::request::Caller;
 const MAX_FILES: usize = 1000;
 /// Most bytes of a tenant's files.
 const MAX_BYTES: usize = 64 << 20;
-/// Files on a page, unless the request says otherwise, and at most.
+/// Default and largest number of files on a page.
 const PAGE: usize = 1000;
-/// Seconds after which a file may expire.
+/// Allowed lifetimes of a file, in seconds.
 const EXPIRY: std::ops::RangeInclusive<u64> = 3600..=2_592_000;
 
-/// A file.
+/// An uploaded file.
 #[derive(Debug)]
 pub(super) struct File {
     id: String,
     name: String,
     purpose: String,
-    /// Seconds since 1970.
+    /// Unix time in seconds.
     created: u64,
-    /// The same.
+    /// Unix time in seconds; `None` if the file stays.
     expires: Option<u64>,
     pub(super) bytes: Bytes,
 }
 
 impl File {
-    /// Of a test.
+    /// A file for a test.
     #[cfg(test)]
     pub(super) fn of_bytes(bytes: &'static [u8]) -> File {
         let (id, name, purpose) = ("f".into(), "n".into(), "vision".into());
@@ -62,12 +63,12 @@ impl File {
     }
 }
 
-/// All files, by tenant; the oldest of a tenant first.
+/// All files by tenant, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Files(Mutex<HashMap<u64, Vec<Arc<File>>>>);
 
 impl Files {
-    /// What is done with a tenant's files, of which those that have expired are gone.
+    /// Runs `act` on a tenant's files, after the expired ones are removed.
     fn of<T>(&self, tenant: u64, act: impl FnOnce(&mut Vec<Arc<File>>) -> T) -> T {
         let now = seconds_now();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,8 +81,10 @@ impl Files {
         done
     }
 
+    /// Stores a file.
+    ///
     /// # Errors
-    /// There is no room.
+    /// The tenant has no room.
     fn add(&self, tenant: u64, file: File) -> Result<Arc<File>> {
         self.of(tenant, |files| {
             let n_bytes = files.iter().map(|file| file.bytes.len()).sum::<usize>() + file.bytes.len();
@@ -99,8 +102,10 @@ impl Files {
         })
     }
 
+    /// Returns a file.
+    ///
     /// # Errors
-    /// There is none of this id, or it is another tenant's.
+    /// The tenant has no file of this id.
     pub(super) fn get(&self, tenant: u64, id: &str) -> Result<Arc<File>> {
         let found = self.of(tenant, |files| files.iter().find(|file| file.id == id).cloned());
         found.ok_or_else(|| unknown(id))
@@ -109,7 +114,7 @@ impl Files {
 
 fn unknown(id: &str) -> ApiError {
     let id: String = id.chars().take(100).collect();
-    ApiError::new(ErrorKind::NotFound, format!("there is no file `{id}`, or it is kept no longer"))
+    ApiError::new(ErrorKind::NotFound, format!("there is no file `{id}`, or it has been removed"))
 }
 
 /// The paths of this API.
@@ -154,7 +159,7 @@ async fn upload(
                     ApiError::invalid(&name, message)
                 })?);
             }
-            // The only anchor is `created_at`.
+            // `created_at` is the only anchor.
             _ => {}
         }
     }
@@ -180,7 +185,7 @@ async fn list(
     Extension(caller): Extension<Caller>,
     Extension(files): Extension<Arc<Files>>,
     Query(Purpose { purpose }): Query<Purpose>,
-    Query(page): Query<Page>,
+    Query(page): Query<ListPage>,
 ) -> Result<Json<Value>> {
     let found: Vec<Value> = files.of(caller.tenant, |files| {
         let is_asked = |file: &&Arc<File>| purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose);
@@ -239,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_has_so_much_room_and_what_is_there_stays() {
+    fn a_tenant_s_room_is_limited_and_its_files_stay() {
         let files = Files::default();
         files.add(1, file("a", MAX_BYTES - 1, None)).unwrap();
         assert_eq!(files.add(1, file("b", 2, None)).unwrap_err().kind, ErrorKind::TooLarge);

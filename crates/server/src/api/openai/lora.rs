@@ -1,4 +1,5 @@
-//! vLLM's way to load and unload adapters: <https://docs.vllm.ai/en/latest/features/lora.html>.
+//! vLLM's endpoints to load and unload adapters:
+//! <https://docs.vllm.ai/en/latest/features/lora.html>.
 
 use axum::extract::State;
 use serde::Deserialize;
@@ -27,7 +28,7 @@ pub(super) struct Unload {
     lora_name: String,
 }
 
-/// Serve an adapter. The answer is a sentence, as vLLM's is.
+/// Loads an adapter. The answer is a sentence, as in vLLM.
 pub(super) async fn load(State(app): State<App>, JsonBody(load): JsonBody<Load>) -> Result<String> {
     let Load { lora_name: name, lora_path: path, base_model_name, load_inplace } = load;
     let missing = |field: &str| ApiError::invalid(field, format!("`{field}` is missing, expected a text"));
@@ -42,7 +43,7 @@ pub(super) async fn load(State(app): State<App>, JsonBody(load): JsonBody<Load>)
     Ok(format!("Success: LoRA adapter '{name}' added successfully."))
 }
 
-/// Serve an adapter no longer.
+/// Unloads an adapter.
 pub(super) async fn unload(State(app): State<App>, JsonBody(unload): JsonBody<Unload>) -> Result<String> {
     let name = unload.lora_name;
     if name.is_empty() {
@@ -52,7 +53,7 @@ pub(super) async fn unload(State(app): State<App>, JsonBody(unload): JsonBody<Un
     Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
 }
 
-/// An adapter in the list of models.
+/// An adapter as an entry of the list of models.
 pub(super) fn adapter_json(adapter: &ServedAdapter, created: u64) -> Value {
     let ServedAdapter { name, model, path } = adapter;
     json!({ "id": name, "object": "model", "created": created, "owned_by": "ingle", "root": path, "parent": model })

@@ -1,4 +1,4 @@
-//! Pages of a list, as OpenAI's paths give them.
+//! Pages of a list, for OpenAI's paths.
 
 use std::borrow::Borrow;
 use std::ops::RangeInclusive;
@@ -9,20 +9,20 @@ use serde_json::{Value, json};
 
 use crate::error::{ApiError, Result};
 
-/// The part of a list that a client asks for.
+/// Keys of a request that select a part of a list.
 #[derive(Deserialize)]
-pub(super) struct Page {
+pub(super) struct ListPage {
     limit: Option<usize>,
     order: Option<String>,
     after: Option<String>,
 }
 
-impl Page {
-    /// Of a list, the oldest first: at most `limit` elements, `default` of them where the client does not say. `unknown` is the error
-    /// where there is no element of the id that the page comes after.
+impl ListPage {
+    /// Returns a page of a list: at most `limit` elements, or `default` without a limit. The list
+    /// begins with its oldest element. `unknown` makes the error of an unknown id to start after.
     ///
     /// # Errors
-    /// That one, or a key that is not as expected.
+    /// The id is unknown, or a key is not as expected.
     pub(super) fn of<T: Borrow<Value> + Serialize>(
         &self,
         mut list: Vec<T>,

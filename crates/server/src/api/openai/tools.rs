@@ -1,7 +1,8 @@
-//! Tools of chats and of Responses: to the model all are functions, to the client some are something else.
+//! Tools of chats and of Responses. All are functions to the model; some are something else to the
+//! client.
 //!
-//! A function of a namespace has both names in one. A custom tool takes a text: it is a function with one parameter. Tools that run on
-//! OpenAI's own servers are left out.
+//! A function of a namespace gets a name that joins both names. A custom tool, which accepts a
+//! text, is a function with one parameter. Tools that run on OpenAI's own servers are dropped.
 
 use std::collections::BTreeMap;
 
@@ -11,25 +12,25 @@ use crate::error::{ApiError, Result};
 
 /// The parameter of a custom tool.
 const INPUT: &str = "input";
-/// A namespace that only says that its tools are functions.
+/// A namespace that only marks its tools as functions.
 const FUNCTIONS: &str = "functions";
 
-/// What a call is to the client.
+/// Type of a call to the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Of a function, with arguments in JSON.
+pub(super) enum ToolKind {
+    /// A call of a function, with arguments in JSON.
     #[default]
     Function,
-    /// Of a custom tool, with a text.
+    /// A call of a custom tool, with a text.
     Custom,
-    /// Of the client's search for further tools.
+    /// A call of the client's tool search.
     Search,
 }
 
-/// A tool by the client's names.
+/// A tool under the client's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tool {
-    pub(super) kind: Kind,
+    pub(super) kind: ToolKind,
     pub(super) namespace: Option<String>,
     pub(super) name: String,
 }
@@ -37,22 +38,24 @@ pub(super) struct Tool {
 /// The tools of a request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tools {
-    /// As templates know them, in order.
+    /// Tools as templates expect them, in order.
     list: Vec<Value>,
-    /// By the name that the model knows.
+    /// Tools by the name that the model sees.
     by_name: BTreeMap<String, Tool>,
 }
 
 impl Tools {
+    /// Reads the tools of a Responses request.
+    ///
     /// # Errors
-    /// A tool has no name, or its type is none.
+    /// A tool has no name, or an unknown type.
     pub(super) fn of_responses(given: &[Value]) -> Result<Tools> {
         let mut tools = Tools::default();
         tools.add("tools", given, None)?;
         Ok(tools)
     }
 
-    /// Tools that an item of the conversation brings: what a search has found, or what came later.
+    /// Adds tools that an item of the conversation brings: results of a search, or later additions.
     ///
     /// # Errors
     /// As [`Self::of_responses`].
@@ -60,6 +63,8 @@ impl Tools {
         self.add(at, given, None)
     }
 
+    /// Reads the tools of a chat request.
+    ///
     /// # Errors
     /// As [`Self::of_responses`].
     pub(super) fn of_chat(given: &[Value]) -> Result<Tools> {
@@ -68,7 +73,7 @@ impl Tools {
         for (index, tool) in given.iter().enumerate() {
             let at = format!("tools[{index}]");
             match tool["type"].as_str() {
-                // Many clients leave it out.
+                // Many clients omit the type.
                 Some("function") | None if tool["function"]["name"].is_string() => {
                     let function = tool["function"].clone();
                     let named = Tool { name: text(&function["name"]), ..Tool::default() };
@@ -120,7 +125,7 @@ impl Tools {
                     let inner = inner
                         .ok_or_else(|| wrong(&format!("{at}.tools"), &tool["tools"], "a list of tools"))?;
                     self.add(&format!("{at}.tools"), inner, Some(&namespace))?;
-                    // What its tools are for is said once.
+                    // The description of a namespace is shown once, with its first tool.
                     if let (Some(first), Some(about)) =
                         (self.list.get_mut(first), tool["description"].as_str())
                     {
@@ -128,9 +133,10 @@ impl Tools {
                         first["function"]["description"] = format!("{about}\n\n{own}").trim_end().into();
                     }
                 }
-                // A search that the client makes is a call as any other.
+                // A search that the client runs is an ordinary call.
                 Some("tool_search") if tool["execution"] == "client" => {
-                    let named = Tool { kind: Kind::Search, namespace: None, name: "tool_search".to_owned() };
+                    let named =
+                        Tool { kind: ToolKind::Search, namespace: None, name: "tool_search".to_owned() };
                     let (about, parameters) = (tool["description"].clone(), tool["parameters"].clone());
                     self.insert(
                         named,
@@ -149,11 +155,12 @@ impl Tools {
         let (named, format) = (name(at, tool)?, &tool["format"]);
         let mut input = json!({ "type": "string" });
         let mut about = text(&tool["description"]);
-        // In a chat, the grammar has an object of its own.
+        // Chats nest the grammar in an object of its own.
         let grammar = if format["grammar"].is_object() { &format["grammar"] } else { format };
         if format["type"] == "grammar" {
             let (syntax, definition) = (text(&grammar["syntax"]), text(&grammar["definition"]));
-            // Of a grammar within a JSON string, a regular expression can be enforced; Lark is told.
+            // Within a JSON string a regular expression can be enforced. A Lark grammar cannot, so
+            // its text is shown to the model.
             if syntax == "regex" {
                 input["pattern"] = format!("^(?:{definition})$").into();
             }
@@ -163,7 +170,7 @@ impl Tools {
         } else {
             about.push_str(&format!("\n\n`{INPUT}` is plain text."));
         }
-        let tool = Tool { kind: Kind::Custom, namespace: namespace.map(str::to_owned), name: named };
+        let tool = Tool { kind: ToolKind::Custom, namespace: namespace.map(str::to_owned), name: named };
         self.insert(tool, |name| {
             json!({ "name": name, "description": about.trim_start(), "parameters": {
                 "type": "object", "properties": { INPUT: input }, "required": [INPUT], "additionalProperties": false,
@@ -172,7 +179,7 @@ impl Tools {
         Ok(())
     }
 
-    /// Add a tool under a name that no other has; one that is there already is replaced.
+    /// Adds a tool under a unique name, or replaces the same tool.
     fn insert(&mut self, tool: Tool, function: impl FnOnce(&str) -> Value) {
         let is_it = |known: &Tool| known.namespace == tool.namespace && known.name == tool.name;
         let known = self.by_name.iter().find(|(_, known)| is_it(known)).map(|(name, _)| name.clone());
@@ -192,12 +199,12 @@ impl Tools {
         self.by_name.insert(name, tool);
     }
 
-    /// The tools as templates know them.
+    /// The tools as templates expect them.
     pub(super) fn list(&self) -> Vec<Value> {
         self.list.clone()
     }
 
-    /// Leave those that `stays` says.
+    /// Keeps only the tools for which `stays` returns true.
     pub(super) fn retain(&mut self, stays: impl Fn(&Tool) -> bool) {
         self.by_name.retain(|_, tool| stays(tool));
         self.list.retain(|tool| {
@@ -205,13 +212,13 @@ impl Tools {
         });
     }
 
-    /// What a call of this name is to the client. A name that the model made up is a function's.
+    /// The tool of a call by its name. An unknown name, which the model made up, is a function.
     pub(super) fn called(&self, name: &str) -> Tool {
         let known = self.by_name.get(name).cloned();
         known.unwrap_or_else(|| Tool { name: name.to_owned(), ..Tool::default() })
     }
 
-    /// The name by which the model knows a tool of the client, be it among these or of an earlier request.
+    /// The model's name of a client's tool, of this request or an earlier one.
     pub(super) fn name_of(&self, namespace: Option<&str>, name: &str) -> String {
         let is_it = |tool: &Tool| tool.namespace.as_deref() == namespace && tool.name == name;
         let known = self.by_name.iter().find(|(_, tool)| is_it(tool));
@@ -219,7 +226,7 @@ impl Tools {
     }
 }
 
-/// One name of letters, digits, `_` and `-`, which is what templates and grammars take.
+/// Joins names to letters, digits, `_` and `-`, which templates and grammars accept.
 fn flat(namespace: Option<&str>, name: &str) -> String {
     match namespace.filter(|namespace| *namespace != FUNCTIONS) {
         None => name.to_owned(),
@@ -251,24 +258,25 @@ fn warn(left_out: &[String]) {
     }
 }
 
-/// The arguments of a custom tool's call with this text.
+/// Arguments of a custom tool's call with this text.
 pub(super) fn arguments_of(input: &str) -> String {
     json!({ INPUT: input }).to_string()
 }
 
-/// Reads the text out of a custom tool's arguments as they are written. What has another shape is itself the text.
+/// Decodes the text of a custom tool's call while its arguments are written. Arguments of another
+/// shape are the text themselves.
 #[derive(Debug, Default)]
 pub(super) struct Freeform {
-    at: At,
-    /// What may be the beginning of the arguments; where it is none, all of them.
+    at: FreeformState,
+    /// Possible start of the arguments; all of them if they have another shape.
     head: String,
     hex: String,
-    /// The first half of a character that JSON writes as two.
+    /// First half of a surrogate pair, which JSON writes as two escapes.
     high: Option<u16>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum At {
+enum FreeformState {
     #[default]
     Head,
     Text,
@@ -279,28 +287,28 @@ enum At {
 }
 
 impl Freeform {
-    /// More text, after another piece of the arguments.
+    /// Adds a piece of the arguments and returns more text.
     pub(super) fn push(&mut self, piece: &str) -> String {
         let mut out = String::new();
         for c in piece.chars() {
             match self.at {
-                At::Head => {
+                FreeformState::Head => {
                     self.head.push(c);
                     match begins(&self.head) {
-                        Some(true) => self.at = At::Text,
+                        Some(true) => self.at = FreeformState::Text,
                         Some(false) => {}
-                        None => self.at = At::Other,
+                        None => self.at = FreeformState::Other,
                     }
                 }
-                At::Text => match c {
-                    '\\' => self.at = At::Escape,
-                    '"' => self.at = At::End,
+                FreeformState::Text => match c {
+                    '\\' => self.at = FreeformState::Escape,
+                    '"' => self.at = FreeformState::End,
                     c => out.push(c),
                 },
-                At::Escape => {
-                    self.at = At::Text;
+                FreeformState::Escape => {
+                    self.at = FreeformState::Text;
                     match c {
-                        'u' => self.at = At::Hex,
+                        'u' => self.at = FreeformState::Hex,
                         'n' => out.push('\n'),
                         't' => out.push('\t'),
                         'r' => out.push('\r'),
@@ -309,25 +317,27 @@ impl Freeform {
                         c => out.push(c),
                     }
                 }
-                At::Hex => {
+                FreeformState::Hex => {
                     self.hex.push(c);
                     if self.hex.chars().count() == 4 {
-                        self.at = At::Text;
+                        self.at = FreeformState::Text;
                         self.unit(&mut out);
                     }
                 }
-                At::End => {}
-                At::Other => self.head.push(c),
+                FreeformState::End => {}
+                FreeformState::Other => self.head.push(c),
             }
         }
         out
     }
 
-    /// What is left when the call has ended.
+    /// Returns the rest of the text at the end of the call.
     pub(super) fn finish(&mut self) -> String {
         match self.at {
-            At::Head | At::Other => std::mem::take(&mut self.head),
-            At::Text | At::Escape | At::Hex | At::End => String::new(),
+            FreeformState::Head | FreeformState::Other => std::mem::take(&mut self.head),
+            FreeformState::Text | FreeformState::Escape | FreeformState::Hex | FreeformState::End => {
+                String::new()
+            }
         }
     }
 
@@ -342,13 +352,13 @@ impl Freeform {
     }
 }
 
-/// The text of whole arguments.
+/// The text of complete arguments.
 pub(super) fn input_of(arguments: &str) -> String {
     let mut freeform = Freeform::default();
     freeform.push(arguments) + &freeform.finish()
 }
 
-/// Whether this is `{"input": "`, or the beginning of it; `None`: neither.
+/// True if `head` begins with `{"input": "`, false if it is a start of that; `None` otherwise.
 fn begins(head: &str) -> Option<bool> {
     let mut rest = head;
     for part in ["{", "\"input\"", ":", "\""] {
@@ -390,7 +400,7 @@ mod tests {
         assert_eq!(tools.list()[1]["function"]["description"], "Files.");
         let called = tools.called("mcp__files__read");
         assert_eq!((called.namespace.as_deref(), called.name.as_str()), (Some("mcp__files__"), "_read"));
-        assert_eq!(tools.called("mcp__files__patch").kind, Kind::Custom);
+        assert_eq!(tools.called("mcp__files__patch").kind, ToolKind::Custom);
         assert_eq!(tools.called("f_2").namespace.as_deref(), Some("functions"));
         assert_eq!(tools.called("none"), Tool { name: "none".into(), ..Tool::default() });
         assert_eq!(tools.name_of(Some("functions"), "f"), "f_2");
@@ -415,7 +425,7 @@ mod tests {
                 .unwrap();
         let about = text(&tools.list()[0]["function"]["description"]);
         assert!(about.contains("(lark):\nstart: \"a\""), "{about}");
-        assert_eq!(tools.called("c").kind, Kind::Custom);
+        assert_eq!(tools.called("c").kind, ToolKind::Custom);
     }
 
     #[test]

@@ -1,23 +1,24 @@
-//! What a call is, in every syntax.
+//! Grammars of a call, in every syntax.
 
 use serde_json::Value;
 
-use super::lark::{Lark, Member, WHITE, literal};
+use super::lark::{Lark, LarkMember, WHITE, literal};
 use super::schema::{Notation, PlainObject};
 use crate::Result;
 use crate::answer::formats::{CallFormat, Syntax, Tags};
 use crate::answer::harmony;
 
-/// Why a call is described.
+/// The purpose of a call's grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// The answer must call: as templates write calls.
+    /// The answer must be a call, in the form of the template.
     Forced,
-    /// The model has begun a call: all that the parser understands.
+    /// The model has begun a call, in any form that the parser accepts.
     Held,
 }
 
-/// A call of one of `tools`, from after the mark that opens it to the end of what the schema holds.
+/// Grammar of a call of one of `tools`, from after the opening mark to the end of the part that the
+/// schema describes.
 pub(super) fn call(
     format: &CallFormat,
     tools: &[(&str, &Value)],
@@ -50,7 +51,7 @@ pub(super) fn call(
     Ok(lark.rule(&calls?.join(" | ")))
 }
 
-/// Calls from the mark that opens the first to the one that closes the last; more than one if
+/// Grammar of calls from the first opening mark to the last closing one; more than one call if
 /// `parallel`.
 pub(super) fn forced_calls(
     format: &CallFormat,
@@ -59,9 +60,9 @@ pub(super) fn forced_calls(
     lark: &mut Lark<'_>,
 ) -> Result<String> {
     let one = call(format, tools, Use::Forced, lark)?;
-    let open = match format.syntax {
-        Syntax::Harmony => "",
-        _ => format.open.last().copied().unwrap_or_default(),
+    let open = match format.is_harmony() {
+        true => "",
+        false => format.open.last().copied().unwrap_or_default(),
     };
     let (open, close) = (lark.marks(open), lark.marks(format.close));
     let again = |one: &str, separator: &str| match parallel {
@@ -80,7 +81,7 @@ pub(super) fn forced_calls(
             let one = lark.rule(&format!("{open} {one} {} {close}", lark.marks(after)));
             again(&one, WHITE)
         }
-        // GLM's calls end with what closes them.
+        // GLM's calls end with the closing mark.
         Syntax::Tagged(tags) if tags.end.is_empty() => {
             let one = lark.rule(&format!("{open} {WHITE} {one}"));
             again(&one, WHITE)
@@ -93,7 +94,7 @@ pub(super) fn forced_calls(
     })
 }
 
-/// Calls whose names stand before their arguments.
+/// Grammar of calls with the name before the arguments.
 fn named_calls(
     format: &CallFormat,
     (prefix, separator): (&str, &str),
@@ -128,8 +129,8 @@ fn named_calls(
     Ok(lark.rule(&calls?.join(" | ")))
 }
 
-/// The header of a call in a channel: the recipient stands before or after the channel, and the
-/// type of the arguments may be left out.
+/// Grammar of a call's header in a channel. The recipient may come before or after the channel, and
+/// the type of the arguments is optional.
 fn harmony_header(name: &str, lark: &mut Lark<'_>) -> String {
     let channel = format!("{} (\"commentary\" | \"analysis\")", lark.marks("<|channel|>"));
     let channel = lark.rule(&channel);
@@ -170,7 +171,7 @@ fn json_call(
             let mut value = lark.arguments(schema)?;
             let may_be_empty = PlainObject::of(schema).is_some_and(|object| object.may_be_empty());
             if purpose == Use::Held {
-                // Some models write the arguments as a string of JSON, which is not held to its schema.
+                // Some models write the arguments as a JSON string, whose content is not enforced.
                 let text = lark.terminal(r#"/"[ ]?\{([^"\\\x00-\x1f]|\\(?s:.))*"/"#);
                 value =
                     format!("({value} | {text}{})", if may_be_empty { r#" | "null" | "\"\"""# } else { "" });
@@ -210,7 +211,7 @@ fn tagged_call(name: &str, schema: &Value, tags: &Tags, close: &str, lark: &mut 
     for (key, part, is_required) in object.iter().flat_map(PlainObject::properties) {
         let header = parameter(&literal(key), lark);
         let value = lark.plain_text(part, schema, tags.value_after)?;
-        members.push(Member { rule: lark.rule(&format!("{header} {value}")), is_required });
+        members.push(LarkMember { rule: lark.rule(&format!("{header} {value}")), is_required });
     }
     let is_open = object.as_ref().is_none_or(PlainObject::is_open);
     let extra = is_open.then(|| {
@@ -232,8 +233,10 @@ fn arguments_call(name: &str, schema: &Value, notation: Notation, lark: &mut Lar
     let object = PlainObject::of(schema);
     for (key, part, is_required) in object.iter().flat_map(PlainObject::properties) {
         let value = lark.value(notation, part, schema);
-        members
-            .push(Member { rule: lark.rule(&format!("{} {separator} {value}", literal(key))), is_required });
+        members.push(LarkMember {
+            rule: lark.rule(&format!("{} {separator} {value}", literal(key))),
+            is_required,
+        });
     }
     let is_open = object.as_ref().is_none_or(PlainObject::is_open);
     let extra = is_open.then(|| {

@@ -1,4 +1,4 @@
-//! A grammar in llguidance's dialect of Lark that is being written.
+//! A grammar under construction, in llguidance's dialect of Lark.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -7,56 +7,56 @@ use serde_json::Value;
 
 use crate::{Grammar, Prepared, Tokenizer};
 
-/// White space that may come between two marks.
+/// Optional white space between two marks.
 pub(super) const WHITE: &str = "/[ \\t\\r\\n]{0,32}/";
 
-/// Any text without special tokens, as long as what follows allows.
+/// Any text without special tokens, up to what follows.
 pub(super) const ANYTHING: &str = "/(?s:.*)/";
 
-/// The most members whose presence a rule counts: llguidance's parameters have 64 bits.
+/// Most members whose presence a rule counts; llguidance's parameters have 64 bits.
 const MAX_COUNTED: usize = 60;
 
-/// Rules so far.
+/// The rules so far.
 pub(super) struct Lark<'a> {
     rules: String,
     n: usize,
     tokenizer: &'a Tokenizer,
-    /// Rules that were written already, by their bodies.
+    /// Names of rules by their bodies.
     known: HashMap<String, String>,
-    /// Keys of schemas that the grammar does not hold an answer to.
+    /// Keys of schemas that the grammar does not enforce.
     unenforced: Vec<String>,
 }
 
-/// A grammar, and what it does not hold an answer to.
+/// A grammar, and the keys that it does not enforce.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AnswerGrammar {
-    /// In Lark, or as it was given.
+    /// The grammar in Lark, or as the request gave it.
     pub grammar: Grammar,
-    /// Keys of schemas, with where they stand: `uniqueItems at #/properties/tags`.
+    /// Keys of schemas with their paths: `uniqueItems at #/properties/tags`.
     pub unenforced: Vec<String>,
 }
 
-/// Something that comes once, in any order with others of its kind.
-pub(super) struct Member {
-    /// What it is.
+/// A part that occurs at most once, in any order with others.
+pub(super) struct LarkMember {
+    /// Name of its rule.
     pub(super) rule: String,
     pub(super) is_required: bool,
 }
 
 impl<'a> Lark<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Lark<'a> {
-        // White space between two parts of JSON: a blank, or a line end with the indentation after it.
+        // White space between two parts of JSON: a blank, or a line break with indentation.
         let rules = "ws: WS?\nWS: /[ ]|\\r?\\n[ \\t]{0,40}/\n".to_owned();
         Lark { rules, n: 0, tokenizer, known: HashMap::new(), unenforced: Vec::new() }
     }
 
-    /// The whole grammar.
+    /// Returns the whole grammar.
     pub(super) fn finish(self, start: &str) -> AnswerGrammar {
         let grammar = Grammar::Lark(format!("start: {start}\n{}", self.rules));
         AnswerGrammar { grammar, unenforced: self.unenforced }
     }
 
-    /// A rule of what a schema allows.
+    /// Adds a rule for a prepared schema.
     pub(super) fn prepared(&mut self, prepared: Prepared) -> String {
         let rule = self.rule(&prepared.expression());
         self.unenforced.extend(prepared.unenforced);
@@ -69,7 +69,7 @@ impl<'a> Lark<'a> {
         format!("{prefix}{}", self.n)
     }
 
-    /// A rule of its own; its name.
+    /// Adds a rule and returns its name.
     pub(super) fn rule(&mut self, body: &str) -> String {
         if let Some(name) = self.known.get(body) {
             return name.clone();
@@ -80,7 +80,7 @@ impl<'a> Lark<'a> {
         name
     }
 
-    /// A rule that its body may use; its name.
+    /// Adds a rule whose body may refer to itself, and returns its name.
     pub(super) fn recursive_rule(
         &mut self,
         key: &str,
@@ -106,11 +106,12 @@ impl<'a> Lark<'a> {
         name
     }
 
-    /// Each of `members` at most once and those that are required, in any order, with `separator`
-    /// between two of them and `close` after the last; `extra` members may be among them.
+    /// Grammar of each of `members` at most once and the required ones exactly once, in any order.
+    /// `separator` comes between two of them and `close` after the last; `extra` members may be
+    /// among them.
     pub(super) fn members(
         &mut self,
-        mut members: Vec<Member>,
+        mut members: Vec<LarkMember>,
         extra: Option<&str>,
         separator: &str,
         close: &str,
@@ -124,7 +125,7 @@ impl<'a> Lark<'a> {
             firsts.push(close.to_owned());
         }
         let is_counted = members.len() <= MAX_COUNTED;
-        for (n, Member { rule, .. }) in members.iter().enumerate() {
+        for (n, LarkMember { rule, .. }) in members.iter().enumerate() {
             if is_counted {
                 firsts.push(format!("{rule} {rest}::{:#x}", 1u64 << n));
                 mores.push(format!("{rule} {rest}::set_bit({n}) %if bit_clear({n})"));
@@ -166,12 +167,12 @@ impl<'a> Lark<'a> {
         self.tokenizer.token_id(mark).is_some_and(|id| self.tokenizer.is_special(id))
     }
 
-    /// Whether a mark begins with a token that is no text.
+    /// Returns true if a mark begins with a special token.
     fn begins_special(&self, mark: &str) -> bool {
         self.marks(mark).starts_with("<[")
     }
 
-    /// A text with special tokens in it, which are tokens and no text.
+    /// A text in which special tokens match tokens instead of text.
     pub(super) fn marks(&self, text: &str) -> String {
         let mut parts = Vec::new();
         let (mut plain, mut at) = (String::new(), 0);
@@ -203,7 +204,7 @@ impl<'a> Lark<'a> {
         parts.join(" ")
     }
 
-    /// Any text up to and with a mark.
+    /// Grammar of any text up to and including a mark.
     pub(super) fn until(&mut self, mark: &str) -> String {
         match self.begins_special(mark) {
             true => {
@@ -219,12 +220,12 @@ impl<'a> Lark<'a> {
     }
 }
 
-/// A text in quotes.
+/// Quotes a text.
 pub(super) fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// A regular expression between slashes.
+/// Encloses a regular expression in slashes.
 pub(super) fn between_slashes(regex: &str) -> String {
     let (mut out, mut is_escaped) = (String::from("/"), false);
     for c in regex.chars() {

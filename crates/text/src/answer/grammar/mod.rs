@@ -1,4 +1,4 @@
-//! What holds calls to their schemas, in llguidance's dialect of Lark.
+//! Grammars that enforce the schemas of calls, in llguidance's dialect of Lark.
 
 mod calls;
 mod lark;
@@ -14,24 +14,24 @@ use super::calls::Tools;
 use super::formats::Syntax;
 use crate::{Error, Grammar, Result, SchemaOptions, Tokenizer, prepare_schema};
 
-/// Whether tools are called.
+/// The rule for calling tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallChoice<'a> {
-    /// The model decides; if it begins a call, the call is valid.
+    /// The model decides; a call that it begins must be valid.
     Auto,
-    /// At least one.
+    /// The answer has at least one call.
     Required,
-    /// This one.
+    /// The answer calls this function.
     Function(&'a str),
 }
 
 impl AnswerFormat {
-    /// What holds an answer to `prompt` to calls of `tools`, each as a request has them; more than
-    /// one call if `parallel`. With [`CallChoice::Auto`] the answer may also be `content`. An answer
-    /// that may be any text is held by [`super::CallGuard`] instead.
+    /// Grammar of an answer to `prompt` that calls `tools`, each in a request's form; more than one
+    /// call if `parallel`. With [`CallChoice::Auto`] the answer may also be `content`. For an
+    /// answer that may be any text, use [`super::CallGuard`] instead.
     ///
     /// # Errors
-    /// No such function; or the schema of `content` cannot be followed.
+    /// No such function; or the schema of `content` cannot be enforced.
     pub fn grammar(
         &self,
         tools: &[Value],
@@ -70,18 +70,18 @@ impl AnswerFormat {
         Ok(lark.finish(&format!("{start} {after}")))
     }
 
-    /// What holds a call of one of `tools` that a model has begun, and any text after it. The call
-    /// begins as [`super::AnswerParser`] says.
+    /// Grammar of a call of one of `tools` that a model has begun, and of any text after it. The
+    /// call begins as [`super::AnswerParser`] says.
     ///
     /// # Errors
-    /// None but those of a fault of ours.
+    /// Only for a fault of this crate.
     pub(super) fn held_grammar(&self, tools: &Tools, tokenizer: &Tokenizer) -> Result<AnswerGrammar> {
         let called: Vec<(&str, &Value)> = tools.iter().collect();
         let mut lark = Lark::new(tokenizer);
         let call = calls::call(self.calls, &called, Use::Held, &mut lark)?;
         let rest = lark.terminal(ANYTHING);
         let text = match self.calls.syntax {
-            // What follows the mark may be text, which is known by its first character.
+            // The mark may be followed by text, which its first character tells from a call.
             Syntax::Named { .. } => format!(" | {}", lark.terminal("/([^A-Za-z0-9_](?s:.*))?/")),
             Syntax::Json { .. }
             | Syntax::Tagged(_)
@@ -92,17 +92,17 @@ impl AnswerFormat {
         Ok(lark.finish(&format!("{call} {rest}{text}")))
     }
 
-    /// `content` after reasoning, where the model thinks; the grammar itself where it does not.
+    /// Grammar of `content` after reasoning; without reasoning, the grammar of `content` itself.
     ///
     /// # Errors
-    /// The schema cannot be followed.
+    /// The schema cannot be enforced.
     pub fn after_reasoning(
         &self,
         content: Grammar,
         prompt: &str,
         tokenizer: &Tokenizer,
     ) -> Result<AnswerGrammar> {
-        // One that is whole already cannot stand within another.
+        // A complete Lark grammar cannot be nested in another.
         if !self.reasons() || matches!(content, Grammar::Lark(_) | Grammar::Gbnf(_)) {
             return Ok(AnswerGrammar { grammar: content, unenforced: Vec::new() });
         }
@@ -113,7 +113,7 @@ impl AnswerFormat {
         Ok(lark.finish(&start))
     }
 
-    /// What may come before an answer's content or its calls: reasoning, and marks of sections.
+    /// Grammar of the part before an answer's content or calls: reasoning, and marks of sections.
     fn before_answer(&self, prompt: &str, lark: &mut Lark<'_>) -> String {
         if matches!(self.calls.syntax, Syntax::Harmony) {
             // Reasoning, and remarks before calls.
@@ -139,13 +139,13 @@ impl AnswerFormat {
         format!("{thought} {WHITE} {}", self.silent(lark))
     }
 
-    /// A mark that is no part of content or calls, or none.
+    /// An optional mark that is not part of content or calls.
     fn silent(&self, lark: &Lark<'_>) -> String {
         let marks: Vec<String> = self.calls.silent.iter().map(|mark| lark.marks(mark)).collect();
         if marks.is_empty() { String::new() } else { format!("({})? {WHITE}", marks.join(" | ")) }
     }
 
-    /// What comes directly before content.
+    /// The header directly before content.
     fn content_header(&self, lark: &Lark<'_>) -> String {
         match self.calls.syntax {
             Syntax::Harmony => lark.marks("<|channel|>final<|message|>"),
@@ -158,7 +158,7 @@ impl AnswerFormat {
     }
 }
 
-/// A rule of what the content must be.
+/// Adds a rule for the content.
 fn content_rule(content: &Grammar, lark: &mut Lark<'_>) -> Result<String> {
     let body = match content {
         Grammar::JsonSchema(schema) => {
@@ -176,7 +176,7 @@ fn content_rule(content: &Grammar, lark: &mut Lark<'_>) -> Result<String> {
         }
         Grammar::Lark(_) | Grammar::Gbnf(_) => {
             let what =
-                "a grammar in Lark or GBNF cannot be combined with calls of tools; expected one or the other"
+                "a grammar in Lark or GBNF cannot be combined with tool calls; expected only one of them"
                     .into();
             return Err(Error::Grammar { what });
         }

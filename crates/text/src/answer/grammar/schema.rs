@@ -1,19 +1,19 @@
-//! Values of a schema in JSON, as plain text, and in the notations of other languages.
+//! Values of a schema in JSON, as plain text, and in other languages' notations.
 
 use serde_json::{Map, Value};
 
-use super::lark::{Lark, Member, WHITE, literal};
+use super::lark::{Lark, LarkMember, WHITE, literal};
 use crate::answer::kinds::Kinds;
 use crate::{Result, SchemaOptions, prepare_schema, prepare_tool};
 
-/// Calls have their keys in any order.
+/// Models write the keys of a call's arguments in any order.
 const ANY_ORDER: SchemaOptions = SchemaOptions { open_objects: false, any_order: true };
 
-/// Values within values that are held to their schemas in notations other than JSON. Deeper ones may
+/// Most levels of nested values that are enforced in notations other than JSON. Deeper values may
 /// be any.
 const MAX_DEPTH: usize = 6;
 
-/// Keys of a schema that say nothing about which values it allows.
+/// Keys of a schema that do not restrict its values.
 const ANNOTATIONS: [&str; 14] = [
     "title",
     "description",
@@ -31,24 +31,24 @@ const ANNOTATIONS: [&str; 14] = [
     "x-guidance",
 ];
 
-/// How values are written.
+/// The notation of values.
 #[derive(Clone, Copy)]
 pub(super) enum Notation {
     Python,
-    /// Gemma's: keys without quotes, strings between this mark.
+    /// Gemma's: keys without quotes, and this mark around strings.
     Quoted(&'static str),
 }
 
-/// An object that only lists its properties.
+/// An object schema with nothing but properties.
 pub(super) struct PlainObject<'a> {
     properties: &'a Map<String, Value>,
     required: Vec<&'a str>,
-    /// The schema of properties that are not listed; `None`: there are none.
+    /// The schema of properties that are not listed; `None` if they are not allowed.
     additional: Option<&'a Value>,
 }
 
 impl<'a> PlainObject<'a> {
-    /// `None`: the schema says more than that.
+    /// Reads a schema; `None` if it has further restrictions.
     pub(super) fn of(schema: &'a Value) -> Option<PlainObject<'a>> {
         let keys = schema.as_object()?;
         let is_known = |key: &String| {
@@ -78,23 +78,23 @@ impl<'a> PlainObject<'a> {
         self.required.contains(&key)
     }
 
-    /// Names and schemas, and whether each is required.
+    /// Names and schemas of properties, and true for required ones.
     pub(super) fn properties(&self) -> impl Iterator<Item = (&'a str, &'a Value, bool)> {
         self.properties.iter().map(|(key, schema)| (key.as_str(), schema, self.is_required(key)))
     }
 
-    /// Whether properties may come that are not listed.
+    /// Returns true if unlisted properties are allowed.
     pub(super) fn is_open(&self) -> bool {
         self.additional.is_some()
     }
 
-    /// Whether an object without properties is one of these.
+    /// Returns true if an object without properties is valid.
     pub(super) fn may_be_empty(&self) -> bool {
         self.required.is_empty()
     }
 }
 
-/// The schema that a reference names, if that is all that `schema` says.
+/// The schema that a reference names, if `schema` is nothing but a reference.
 fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     let target = schema.get("$ref").and_then(Value::as_str).and_then(|target| target.strip_prefix('#'));
     let is_alone = schema
@@ -107,12 +107,13 @@ fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
 }
 
 impl Lark<'_> {
-    /// JSON of a tool's arguments, with keys in any order. Any object where the schema cannot be followed.
+    /// Grammar of a tool's arguments in JSON, with keys in any order. Any object if the schema
+    /// cannot be enforced.
     pub(super) fn arguments(&mut self, schema: &Value) -> Result<String> {
         Ok(self.prepared(prepare_tool(schema, &ANY_ORDER)?))
     }
 
-    /// JSON of a part of a tool's schema. Any value where it cannot be followed.
+    /// Grammar of a part of a tool's schema in JSON. Any value if it cannot be enforced.
     fn json_part(&mut self, schema: &Value, root: &Value) -> Result<String> {
         let mut part = resolved(schema, root).clone();
         if let Value::Object(keys) = &mut part {
@@ -133,7 +134,7 @@ impl Lark<'_> {
         Ok(self.prepared(prepared))
     }
 
-    /// A value of a schema in this notation.
+    /// Grammar of a schema's value in this notation.
     pub(super) fn value(&mut self, notation: Notation, schema: &Value, root: &Value) -> String {
         self.value_part(notation, schema, root, 0)
     }
@@ -179,7 +180,7 @@ impl Lark<'_> {
         self.rule(&alternatives.join(" | "))
     }
 
-    /// A value that is neither a list nor an object.
+    /// Grammar of a value other than a list or an object.
     fn scalar(&mut self, notation: Notation, kind: Kinds) -> String {
         match (kind, notation) {
             (Kinds::STRING, Notation::Python) => {
@@ -197,7 +198,7 @@ impl Lark<'_> {
         }
     }
 
-    /// Exactly this value.
+    /// Grammar of exactly this value.
     fn constant(&mut self, notation: Notation, value: &Value) -> String {
         match (value, notation) {
             (Value::String(text), Notation::Quoted(mark)) => self.marks(&format!("{mark}{text}{mark}")),
@@ -223,7 +224,7 @@ impl Lark<'_> {
                 Notation::Python => self.constant(notation, &Value::from(key)),
                 Notation::Quoted(_) => literal(key),
             };
-            members.push(Member { rule: self.rule(&format!("{key} ws \":\" ws {value}")), is_required });
+            members.push(LarkMember { rule: self.rule(&format!("{key} ws \":\" ws {value}")), is_required });
         }
         let extra = object.is_open().then(|| self.any_member(notation));
         let members = self.members(members, extra.as_deref(), "ws \",\" ws", "ws \"}\"");
@@ -263,7 +264,7 @@ impl Lark<'_> {
         })
     }
 
-    /// A parameter's value as plain text, up to and with the mark after it.
+    /// Grammar of a parameter's value as plain text, up to and including the mark after it.
     pub(super) fn plain_text(&mut self, schema: &Value, root: &Value, mark: &str) -> Result<String> {
         let kinds = Kinds::of(schema, root);
         if kinds.is_string_alone()
@@ -276,7 +277,8 @@ impl Lark<'_> {
             return Ok(self.until(mark));
         }
         let mut alternatives = vec![self.json_part(schema, root)?];
-        // Models write lists and objects in Python's notation too, which holds plain schemas only.
+        // Models also write lists and objects in Python's notation, in which only plain schemas are
+        // enforced.
         if (kinds.has(Kinds::ARRAY) || kinds.has(Kinds::OBJECT)) && is_plain(schema, root, 0) {
             alternatives.push(self.value(Notation::Python, schema, root));
         }
@@ -291,7 +293,7 @@ impl Lark<'_> {
     }
 }
 
-/// Whether a schema says nothing that [`Lark::value`] does not hold values to.
+/// Returns true if [`Lark::value`] enforces the whole schema.
 fn is_plain(schema: &Value, root: &Value, depth: usize) -> bool {
     let schema = resolved(schema, root);
     if depth >= MAX_DEPTH {
@@ -314,7 +316,7 @@ fn is_plain(schema: &Value, root: &Value, depth: usize) -> bool {
     }
 }
 
-/// The schema of an array's items, if the array's schema says nothing else.
+/// The schema of an array's items, if the array's schema has no other restriction.
 fn plain_items(schema: &Value) -> Option<&Value> {
     let keys = schema.as_object()?;
     let is_plain = |key: &String| key == "type" || key == "items" || ANNOTATIONS.contains(&key.as_str());

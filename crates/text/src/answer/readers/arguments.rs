@@ -1,30 +1,30 @@
-//! `name(key=value, …)` in Python's literals, and `name{key:value,…}` with strings between quotes of
-//! their own.
+//! Reader of `name(key=value, …)` with Python literals, and of `name{key:value,…}` with its own
+//! quote marks around strings.
 
 use serde_json::Value;
 
 use super::super::AnswerPart;
 use super::super::calls::{Calls, MAX_NAME, Marks, Step, Tools};
-use super::super::values::{Dialect, Member, Parsed, ValueScan};
+use super::super::values::{Dialect, Parsed, ParsedMember, ValueScan};
 use super::json::JsonReader;
 
 #[derive(Clone, Debug)]
 pub(in crate::answer) struct ArgumentsReader {
     dialect: Dialect,
     close: &'static str,
-    /// No mark opened the calls: only tools of the request are called.
+    /// True if no mark opened the calls, so only the request's tools are called.
     is_bare: bool,
     in_list: bool,
-    place: Place,
+    place: ArgumentsPlace,
     closing: Marks,
     name: String,
-    /// Arguments that have been given.
+    /// Number of arguments emitted.
     n_members: usize,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
-    /// Before a name, or before what closes the calls.
+enum ArgumentsPlace {
+    /// Before a name, or before the closing mark.
     Between,
     Name,
     /// Before an argument, or within one.
@@ -51,22 +51,22 @@ impl ArgumentsReader {
             close,
             is_bare,
             in_list: false,
-            place: Place::Between,
+            place: ArgumentsPlace::Between,
             closing: Marks::default(),
             name: String::new(),
             n_members: 0,
         }
     }
 
-    /// A reader for what begins with this character, if that is no name.
+    /// A JSON reader, if this first character is that of JSON and not of a name.
     pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
         let is_start =
-            matches!(self.place, Place::Between) && self.name.is_empty() && self.closing.is_empty();
+            matches!(self.place, ArgumentsPlace::Between) && self.name.is_empty() && self.closing.is_empty();
         let is_json = c == '{' && self.dialect == Dialect::Python;
         (is_start && is_json).then(|| JsonReader::within(self.close, self.is_bare, self.in_list))
     }
 
-    /// The brackets around a call's arguments, and what separates a key from its value.
+    /// The brackets around a call's arguments, and the separator of key and value.
     fn marks(&self) -> (char, char, u8) {
         match self.dialect {
             Dialect::Python => ('(', ')', b'='),
@@ -83,25 +83,25 @@ impl ArgumentsReader {
     ) -> Step {
         let (open, close, _) = self.marks();
         match &mut self.place {
-            Place::Between => self.between(c, calls),
-            Place::Name if c == open => {
+            ArgumentsPlace::Between => self.between(c, calls),
+            ArgumentsPlace::Name if c == open => {
                 if self.is_bare && !tools.has(&self.name) {
                     return Step::Stop;
                 }
                 calls.begin(&self.name, parts);
                 calls.hold(format!("{}{open}", self.name));
-                self.place = Place::Member(ValueScan::new(self.dialect), String::new());
+                self.place = ArgumentsPlace::Member(ValueScan::new(self.dialect), String::new());
                 self.n_members = 0;
                 Step::More
             }
-            Place::Name => {
+            ArgumentsPlace::Name => {
                 self.name.push(c);
                 match is_part_of_name(c) && self.name.len() <= MAX_NAME {
                     true => Step::More,
                     false => Step::Stop,
                 }
             }
-            Place::Member(scan, text) => {
+            ArgumentsPlace::Member(scan, text) => {
                 calls.commit();
                 if !scan.ends_before(c) {
                     text.push(c);
@@ -120,13 +120,13 @@ impl ArgumentsReader {
                 }
                 calls.arguments(if self.n_members == 0 { "{}" } else { "}" }, parts);
                 calls.end(parts);
-                self.place = Place::Between;
+                self.place = ArgumentsPlace::Between;
                 Step::More
             }
         }
     }
 
-    /// Before a name, or after a call.
+    /// Reads a character before a name, or after a call.
     fn between(&mut self, c: char, calls: &mut Calls) -> Step {
         if self.closing.is_empty() {
             match c {
@@ -145,7 +145,7 @@ impl ArgumentsReader {
                 ',' | ';' if calls.has_begun() => return Step::More,
                 c if (c.is_alphabetic() || c == '_') && !self.close.starts_with(c) => {
                     self.name = c.into();
-                    self.place = Place::Name;
+                    self.place = ArgumentsPlace::Name;
                     return Step::More;
                 }
                 _ => {}
@@ -161,15 +161,17 @@ impl ArgumentsReader {
         }
     }
 
-    /// Gives an argument. Whether it is one.
+    /// Emits an argument. Returns true if the text is one.
     fn member(&mut self, text: &str, tools: &Tools, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> bool {
         let text = text.trim();
-        // A word ends where something else follows.
+        // A word ends only at another character.
         let spaced = format!("{text} ");
         let (_, _, separator) = self.marks();
         let member = match self.dialect.member(&spaced, 0, separator, 0) {
-            Member::Is(key, value, end) if end == text.len() => Some((key, value)),
-            Member::Is(..) | Member::Open | Member::Wrong => self.positional(&spaced, text.len(), tools),
+            ParsedMember::Is(key, value, end) if end == text.len() => Some((key, value)),
+            ParsedMember::Is(..) | ParsedMember::Open | ParsedMember::Wrong => {
+                self.positional(&spaced, text.len(), tools)
+            }
         };
         let Some((key, value)) = member else { return false };
         let before = if self.n_members == 0 { "{" } else { ", " };
@@ -178,7 +180,7 @@ impl ArgumentsReader {
         true
     }
 
-    /// An argument without a key, whose place says which it is.
+    /// Key and value of an argument without a key, by its position.
     fn positional(&self, spaced: &str, len: usize, tools: &Tools) -> Option<(String, Value)> {
         if self.dialect != Dialect::Python {
             return None;

@@ -1,4 +1,4 @@
-//! `{"name": …, "arguments": {…}}`, one or more, alone or in a list.
+//! Reader of `{"name": …, "arguments": {…}}`, one or more, alone or in a list.
 
 use serde_json::Value;
 
@@ -8,40 +8,40 @@ use super::super::json::{JsonScan, Scan};
 use super::super::values::{Dialect, Parsed, ValueScan};
 use super::arguments::ArgumentsReader;
 
-/// The keys of a call's name and of its arguments. Models mix up those of their families.
+/// Keys of a call's name and of its arguments. Models mix up those of related models.
 const NAMES: [&str; 3] = ["name", "tool_name", "function"];
 const ARGUMENTS: [&str; 3] = ["arguments", "parameters", "args"];
 
-/// Keys with which a call that no mark opened may begin.
+/// Keys with which a call without a mark may begin.
 const BARE_KEYS: [&str; 7] = ["name", "tool_name", "function", "type", "id", "arguments", "parameters"];
 
 #[derive(Clone, Debug)]
 pub(in crate::answer) struct JsonReader {
-    /// How the grammar spells the key of the name.
+    /// The name's key in the grammar's spelling.
     name_key: &'static str,
     close: &'static str,
-    /// No mark opened the calls: only tools of the request are called.
+    /// True if no mark opened the calls, so only the request's tools are called.
     is_bare: bool,
     in_list: bool,
     has_fence: bool,
-    place: Place,
+    place: JsonPlace,
     closing: Marks,
     call: Call,
 }
 
-/// What is known of the call that is being read.
+/// State of the call that is being read.
 #[derive(Clone, Debug, Default)]
 struct Call {
     name: Option<String>,
     /// Arguments that came before the name.
     early: String,
     has_arguments: bool,
-    /// The call stands in an object that is the value of `function`.
+    /// True if the call is an object in the value of `function`.
     is_nested: bool,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum JsonPlace {
     /// Before the first object.
     Start,
     /// After one or more objects.
@@ -53,18 +53,18 @@ enum Place {
     /// After a key.
     Colon(String),
     /// Before a value, or within one.
-    Value(Member, JsonScan, String),
+    Value(MemberRole, JsonScan, String),
     /// After a value.
     AfterValue,
-    /// After the object that stands in another.
+    /// After a nested object.
     AfterNested,
-    /// Within a dictionary in Python's spelling.
+    /// Within a dictionary in Python's notation.
     Python(ValueScan, String),
 }
 
-/// What a value is to the call.
+/// The role of a value in the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Member {
+enum MemberRole {
     Name,
     Arguments,
     Other,
@@ -78,7 +78,7 @@ impl JsonReader {
             is_bare,
             in_list: false,
             has_fence: false,
-            place: Place::Start,
+            place: JsonPlace::Start,
             closing: Marks::default(),
             call: Call::default(),
         }
@@ -89,9 +89,9 @@ impl JsonReader {
         JsonReader { in_list, ..JsonReader::new("name", close, is_bare) }
     }
 
-    /// A reader for a list that begins with this character, if that is a name.
+    /// A reader of Python's notation, if the first character of a list is that of a name.
     pub(super) fn python_instead(&self, c: char) -> Option<ArgumentsReader> {
-        let is_start = matches!(self.place, Place::Start) && self.in_list && !self.has_fence;
+        let is_start = matches!(self.place, JsonPlace::Start) && self.in_list && !self.has_fence;
         let is_name = c.is_alphabetic() || c == '_';
         (is_start && is_name).then(|| ArgumentsReader::within_list(self.close, self.is_bare))
     }
@@ -109,70 +109,70 @@ impl JsonReader {
         if calls.is_too_long() {
             return Step::Stop;
         }
-        match std::mem::replace(&mut self.place, Place::Between) {
-            Place::Start => self.start(c, calls),
-            Place::Between => self.between(c, calls, parts),
-            Place::Key => match c {
-                c if c.is_whitespace() => self.stay(Place::Key),
+        match std::mem::replace(&mut self.place, JsonPlace::Between) {
+            JsonPlace::Start => self.start(c, calls),
+            JsonPlace::Between => self.between(c, calls, parts),
+            JsonPlace::Key => match c {
+                c if c.is_whitespace() => self.stay(JsonPlace::Key),
                 '"' => {
                     let mut scan = JsonScan::default();
                     scan.step(c);
-                    self.stay(Place::InKey(scan, c.into()))
+                    self.stay(JsonPlace::InKey(scan, c.into()))
                 }
                 '\'' if self.call.name.is_none() && !self.is_bare => {
                     let mut scan = ValueScan::new(Dialect::Python);
                     scan.ends_before(c);
-                    self.stay(Place::Python(scan, format!("{{{c}")))
+                    self.stay(JsonPlace::Python(scan, format!("{{{c}")))
                 }
                 '}' => self.end_object(calls, parts),
                 c => self.wrong(c, calls, parts),
             },
-            Place::InKey(mut scan, mut text) => {
+            JsonPlace::InKey(mut scan, mut text) => {
                 text.push(c);
                 match scan.step(c) {
-                    Scan::More => self.stay(Place::InKey(scan, text)),
+                    Scan::More => self.stay(JsonPlace::InKey(scan, text)),
                     Scan::Last => match serde_json::from_str::<String>(&text) {
                         Ok(key) if self.name_key.is_empty() && !self.call.is_nested => {
                             self.called_by_key(key, tools, calls, parts)
                         }
                         Ok(key) if self.is_bare && !BARE_KEYS.contains(&key.as_str()) => Step::Stop,
-                        Ok(key) => self.stay(Place::Colon(key)),
+                        Ok(key) => self.stay(JsonPlace::Colon(key)),
                         Err(_) => Step::Stop,
                     },
                     Scan::Before | Scan::Wrong => Step::Stop,
                 }
             }
-            Place::Colon(key) => match c {
-                c if c.is_whitespace() => self.stay(Place::Colon(key)),
+            JsonPlace::Colon(key) => match c {
+                c if c.is_whitespace() => self.stay(JsonPlace::Colon(key)),
                 ':' => self.colon(&key, calls),
                 c => self.wrong(c, calls, parts),
             },
-            Place::Value(member, scan, text) => self.value(c, (member, scan, text), tools, calls, parts),
-            Place::AfterValue => match c {
-                c if c.is_whitespace() => self.stay(Place::AfterValue),
-                ',' => self.stay(Place::Key),
+            JsonPlace::Value(member, scan, text) => self.value(c, (member, scan, text), tools, calls, parts),
+            JsonPlace::AfterValue => match c {
+                c if c.is_whitespace() => self.stay(JsonPlace::AfterValue),
+                ',' => self.stay(JsonPlace::Key),
                 '}' => self.end_object(calls, parts),
                 c => self.wrong(c, calls, parts),
             },
-            Place::AfterNested => match c {
-                c if c.is_whitespace() => self.stay(Place::AfterNested),
-                ',' => self.stay(Place::Key),
+            JsonPlace::AfterNested => match c {
+                c if c.is_whitespace() => self.stay(JsonPlace::AfterNested),
+                ',' => self.stay(JsonPlace::Key),
                 '}' => self.end_call(calls, parts),
                 c => self.wrong(c, calls, parts),
             },
-            Place::Python(mut scan, mut text) => {
-                // The scan takes the first bracket as read, so that the last one closes what is not open.
+            JsonPlace::Python(mut scan, mut text) => {
+                // The scan treats the first bracket as read, so the last one closes nothing open.
                 let is_end = scan.ends_before(c);
                 text.push(c);
                 match is_end && c == '}' {
                     true => self.python(&text, tools, calls, parts),
-                    false => self.stay(Place::Python(scan, text)),
+                    false => self.stay(JsonPlace::Python(scan, text)),
                 }
             }
         }
     }
 
-    /// A key that is the name of a function, and that arguments follow.
+    /// Handles a key that is a function's name, whose value is the arguments.
     fn called_by_key(
         &mut self,
         key: String,
@@ -181,24 +181,24 @@ impl JsonReader {
         parts: &mut Vec<AnswerPart>,
     ) -> Step {
         match self.name(key, tools, calls, parts) {
-            // The colon comes before the arguments, and after it nothing but they.
-            Step::More => self.stay(Place::Colon(ARGUMENTS[0].to_owned())),
-            step => step,
+            // The colon precedes the arguments, and nothing else follows it.
+            Step::More => self.stay(JsonPlace::Colon(ARGUMENTS[0].to_owned())),
+            step @ (Step::Done | Step::Stop) => step,
         }
     }
 
-    fn stay(&mut self, place: Place) -> Step {
+    fn stay(&mut self, place: JsonPlace) -> Step {
         self.place = place;
         Step::More
     }
 
-    /// Before the first object.
+    /// Reads a character before the first object.
     fn start(&mut self, c: char, calls: &mut Calls) -> Step {
         match c {
-            c if c.is_whitespace() => self.stay(Place::Start),
+            c if c.is_whitespace() => self.stay(JsonPlace::Start),
             '[' if !self.in_list => {
                 self.in_list = true;
-                self.stay(Place::Start)
+                self.stay(JsonPlace::Start)
             }
             '{' => {
                 // The next key is a name.
@@ -209,41 +209,42 @@ impl JsonReader {
             }
             '`' if !self.is_bare => {
                 self.has_fence = true;
-                self.stay(Place::Start)
+                self.stay(JsonPlace::Start)
             }
-            // The language of a fence.
-            'j' | 's' | 'o' | 'n' if self.has_fence && !self.in_list => self.stay(Place::Start),
+            // The language after a code fence.
+            'j' | 's' | 'o' | 'n' if self.has_fence && !self.in_list => self.stay(JsonPlace::Start),
             _ => Step::Stop,
         }
     }
 
     fn begin_object(&mut self) -> Step {
         self.call = Call::default();
-        self.stay(Place::Key)
+        self.stay(JsonPlace::Key)
     }
 
-    /// After an object.
+    /// Reads a character after an object.
     fn between(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         match c {
-            c if c.is_whitespace() => self.stay(Place::Between),
-            ',' | ';' => self.stay(Place::Between),
+            c if c.is_whitespace() => self.stay(JsonPlace::Between),
+            ',' | ';' => self.stay(JsonPlace::Between),
             '{' => self.start(c, calls),
             ']' if self.in_list => {
                 self.in_list = false;
                 calls.commit();
                 match self.close.is_empty() && !self.has_fence {
                     true => Step::Done,
-                    false => self.stay(Place::Between),
+                    false => self.stay(JsonPlace::Between),
                 }
             }
-            // One bracket too many is common before a mark that closes, and so are the ends of fences.
-            '}' | ']' | '`' if !self.close.is_empty() => self.stay(Place::Between),
-            '`' if self.has_fence => self.stay(Place::Between),
+            // An extra bracket before the closing mark is common, and so is the end of a code
+            // fence.
+            '}' | ']' | '`' if !self.close.is_empty() => self.stay(JsonPlace::Between),
+            '`' if self.has_fence => self.stay(JsonPlace::Between),
             c => self.close(c, calls, parts),
         }
     }
 
-    /// Within the mark that closes the calls, or nowhere.
+    /// Reads a character of the closing mark, or of none.
     fn close(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         if self.close.is_empty() {
             return Step::Stop;
@@ -260,8 +261,8 @@ impl JsonReader {
         }
     }
 
-    /// A character that no call goes on with, unless it begins the mark that closes calls: a model
-    /// may forget a bracket before it.
+    /// Handles a character that cannot continue the call. It may begin the closing mark, since
+    /// models forget a bracket before it.
     fn wrong(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         match self.call.name.is_some() {
             true => self.close(c, calls, parts),
@@ -272,50 +273,50 @@ impl JsonReader {
     fn colon(&mut self, key: &str, calls: &mut Calls) -> Step {
         let is_one_of = |keys: &[&str]| keys.contains(&key);
         let member = match () {
-            () if is_one_of(&NAMES) && self.call.name.is_none() => Member::Name,
-            () if is_one_of(&ARGUMENTS) && !self.call.has_arguments => Member::Arguments,
-            () => Member::Other,
+            () if is_one_of(&NAMES) && self.call.name.is_none() => MemberRole::Name,
+            () if is_one_of(&ARGUMENTS) && !self.call.has_arguments => MemberRole::Arguments,
+            () => MemberRole::Other,
         };
         // `function` may be an object instead of a name.
-        if member == Member::Name && key != "function" && !self.is_bare && !self.call.has_arguments {
+        if member == MemberRole::Name && key != "function" && !self.is_bare && !self.call.has_arguments {
             calls.hold(format!("{{\"{}\":", self.name_key));
         }
-        self.stay(Place::Value(member, JsonScan::default(), String::new()))
+        self.stay(JsonPlace::Value(member, JsonScan::default(), String::new()))
     }
 
     fn value(
         &mut self,
         c: char,
-        (member, mut scan, mut text): (Member, JsonScan, String),
+        (member, mut scan, mut text): (MemberRole, JsonScan, String),
         tools: &Tools,
         calls: &mut Calls,
         parts: &mut Vec<AnswerPart>,
     ) -> Step {
         if text.is_empty() {
             if c.is_whitespace() {
-                return self.stay(Place::Value(member, scan, text));
+                return self.stay(JsonPlace::Value(member, scan, text));
             }
-            if member == Member::Name && c == '{' && !self.call.is_nested {
+            if member == MemberRole::Name && c == '{' && !self.call.is_nested {
                 self.call.is_nested = true;
-                return self.stay(Place::Key);
+                return self.stay(JsonPlace::Key);
             }
-            if member == Member::Name && c != '"' {
+            if member == MemberRole::Name && c != '"' {
                 return Step::Stop;
             }
         }
         let step = scan.step(c);
         match step {
             Scan::More | Scan::Last => {}
-            // A number, or a word, which is no name and no arguments.
+            // A number or a word is neither a name nor arguments.
             Scan::Before => {
-                self.place = Place::AfterValue;
+                self.place = JsonPlace::AfterValue;
                 self.arguments_so_far(member, &text, None, calls, parts);
                 return self.step(c, tools, calls, parts);
             }
             Scan::Wrong => return Step::Stop,
         }
-        // Arguments that are an object are given as they come.
-        let is_streamed = member == Member::Arguments
+        // Arguments that are an object are emitted as they arrive.
+        let is_streamed = member == MemberRole::Arguments
             && self.call.name.is_some()
             && if text.is_empty() { c == '{' } else { text.starts_with('{') };
         if is_streamed {
@@ -327,36 +328,37 @@ impl JsonReader {
         if self.call.name.is_some() {
             calls.commit();
         }
-        if member == Member::Name && text.len() > MAX_NAME {
+        if member == MemberRole::Name && text.len() > MAX_NAME {
             return Step::Stop;
         }
         if step == Scan::More {
-            return self.stay(Place::Value(member, scan, text));
+            return self.stay(JsonPlace::Value(member, scan, text));
         }
-        self.place = Place::AfterValue;
+        self.place = JsonPlace::AfterValue;
         match member {
-            Member::Name => match serde_json::from_str::<String>(&text) {
+            MemberRole::Name => match serde_json::from_str::<String>(&text) {
                 Ok(name) => self.name(name, tools, calls, parts),
                 Err(_) => Step::Stop,
             },
-            Member::Arguments => {
+            MemberRole::Arguments => {
                 self.arguments_so_far(member, &text, Some(is_streamed), calls, parts);
                 Step::More
             }
-            Member::Other => Step::More,
+            MemberRole::Other => Step::More,
         }
     }
 
-    /// A value has ended.
+    /// Emits arguments whose value has ended, unless they were emitted as they arrived. Without a
+    /// name they are kept until the name comes.
     fn arguments_so_far(
         &mut self,
-        member: Member,
+        member: MemberRole,
         text: &str,
         is_streamed: Option<bool>,
         calls: &mut Calls,
         parts: &mut Vec<AnswerPart>,
     ) {
-        if member != Member::Arguments {
+        if member != MemberRole::Arguments {
             return;
         }
         self.call.has_arguments = true;
@@ -387,10 +389,10 @@ impl JsonReader {
         Step::More
     }
 
-    /// The bracket that closes an object.
+    /// Handles the bracket that closes an object.
     fn end_object(&mut self, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         match std::mem::take(&mut self.call.is_nested) {
-            true => self.stay(Place::AfterNested),
+            true => self.stay(JsonPlace::AfterNested),
             false => self.end_call(calls, parts),
         }
     }
@@ -400,10 +402,10 @@ impl JsonReader {
             return Step::Stop;
         }
         calls.end(parts);
-        self.stay(Place::Between)
+        self.stay(JsonPlace::Between)
     }
 
-    /// A dictionary in Python's spelling.
+    /// Reads a dictionary in Python's notation.
     fn python(&mut self, text: &str, tools: &Tools, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         let Parsed::Value(Value::Object(mut members), _) = Dialect::Python.value(text, 0) else {
             return Step::Stop;
@@ -421,6 +423,6 @@ impl JsonReader {
             calls.arguments(&arguments.to_string(), parts);
         }
         calls.end(parts);
-        self.stay(Place::Between)
+        self.stay(JsonPlace::Between)
     }
 }

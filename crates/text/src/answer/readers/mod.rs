@@ -1,5 +1,5 @@
-//! Readers of calls, one for each syntax. They take an answer character by character, and are small
-//! at every place, so that they can be copied for guesses.
+//! Readers of calls, one for each syntax. They read character by character and keep little state,
+//! so that they can be copied for draft tokens.
 
 mod arguments;
 mod json;
@@ -14,7 +14,7 @@ use json::JsonReader;
 use named::NamedReader;
 use tagged::TaggedReader;
 
-/// Reads the calls after one mark that opens them.
+/// Reads the calls after one opening mark.
 #[derive(Clone, Debug)]
 pub(super) enum CallReader {
     Json(JsonReader),
@@ -24,13 +24,13 @@ pub(super) enum CallReader {
 }
 
 impl CallReader {
-    /// For what follows `open`. `None`: the format's calls stand between no such marks.
+    /// Makes a reader of the text after `open`; `None` if the format's calls have no such mark.
     pub(super) fn new(format: &'static CallFormat, open: &str, calls: &mut Calls) -> Option<CallReader> {
         let is_bare = open.is_empty();
         Some(match &format.syntax {
             Syntax::Json { name, .. } => CallReader::Json(JsonReader::new(name, format.close, is_bare)),
             Syntax::Named { prefix, separator, after } => {
-                // The name of a function follows, or what can be no name.
+                // A function's name follows, or text that cannot be a name.
                 calls.hold(String::new());
                 CallReader::Named(NamedReader::new(prefix, separator, after, format.close))
             }
@@ -54,7 +54,7 @@ impl CallReader {
         calls: &mut Calls,
         parts: &mut Vec<AnswerPart>,
     ) -> Step {
-        // Some models write the calls of another format of their family after the mark.
+        // Some models write another format of their family after the mark.
         let other = match self {
             CallReader::Named(reader) => reader.json_instead(c).map(CallReader::Json),
             CallReader::Arguments(reader) => reader.json_instead(c).map(CallReader::Json),

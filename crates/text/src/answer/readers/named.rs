@@ -1,11 +1,11 @@
-//! `name SEPARATOR {…}`, between marks.
+//! Reader of `name SEPARATOR {…}` between marks.
 
 use super::super::AnswerPart;
 use super::super::calls::{Calls, MAX_NAME, Marks, Step};
 use super::super::json::{JsonScan, Scan};
 use super::json::JsonReader;
 
-/// Mistral writes an identifier between the name and the arguments.
+/// Mark that Mistral writes between the name and an id of the call.
 const CALL_ID: &str = "[CALL_ID]";
 
 #[derive(Clone, Debug)]
@@ -14,17 +14,17 @@ pub(in crate::answer) struct NamedReader {
     separator: &'static str,
     after: &'static str,
     close: &'static str,
-    place: Place,
+    place: NamedPlace,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
-    /// What comes before the arguments.
+enum NamedPlace {
+    /// The text before the arguments.
     Header(String),
-    /// After the separator; the name.
+    /// After the separator, with the name.
     Before(String),
     Arguments(JsonScan),
-    /// Before the mark that closes the call, which may be left out.
+    /// Before the optional closing mark.
     Close(Marks),
 }
 
@@ -35,38 +35,41 @@ impl NamedReader {
         after: &'static str,
         close: &'static str,
     ) -> NamedReader {
-        NamedReader { prefix, separator, after, close, place: Place::Header(String::new()) }
+        NamedReader { prefix, separator, after, close, place: NamedPlace::Header(String::new()) }
     }
 
-    /// A reader for what begins with this character, if that is no name.
+    /// A JSON reader, if this first character is that of JSON and not of a name.
     pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
         match &self.place {
-            Place::Header(header) if header.trim().is_empty() && matches!(c, '[' | '{') => {
+            NamedPlace::Header(header) if header.trim().is_empty() && matches!(c, '[' | '{') => {
                 Some(JsonReader::within(self.close, false, false))
             }
-            Place::Header(_) | Place::Before(_) | Place::Arguments(_) | Place::Close(_) => None,
+            NamedPlace::Header(_)
+            | NamedPlace::Before(_)
+            | NamedPlace::Arguments(_)
+            | NamedPlace::Close(_) => None,
         }
     }
 
     pub(super) fn step(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         match &mut self.place {
-            Place::Header(header) => {
+            NamedPlace::Header(header) => {
                 header.push(c);
                 let header = header.clone();
                 self.header(&header, calls, parts)
             }
-            Place::Before(name) => {
+            NamedPlace::Before(name) => {
                 let name = name.clone();
                 self.before(c, &name, calls, parts)
             }
-            Place::Arguments(scan) => {
+            NamedPlace::Arguments(scan) => {
                 let step = scan.step(c);
                 match step {
                     Scan::More | Scan::Last => {
                         calls.arguments(c.encode_utf8(&mut [0; 4]), parts);
                         calls.commit();
                     }
-                    // The rest is content. What was given stays.
+                    // The rest is content. Emitted arguments stay.
                     Scan::Before | Scan::Wrong => return Step::Stop,
                 }
                 if step == Scan::More {
@@ -76,10 +79,10 @@ impl NamedReader {
                 if self.close.is_empty() {
                     return Step::Done;
                 }
-                self.place = Place::Close(Marks::default());
+                self.place = NamedPlace::Close(Marks::default());
                 Step::More
             }
-            Place::Close(marks) => {
+            NamedPlace::Close(marks) => {
                 let is_between = c.is_whitespace() || self.after.contains(c);
                 if marks.is_empty() && is_between {
                     return Step::More;
@@ -94,7 +97,7 @@ impl NamedReader {
     }
 
     fn header(&mut self, header: &str, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
-        // Text, or a call that the grammar has no words for, unless a separator shows otherwise.
+        // Text, or a call that the grammar cannot express, unless a separator follows.
         if !header.starts_with(is_part_of_name) {
             calls.release();
         }
@@ -112,19 +115,19 @@ impl NamedReader {
             true => calls.hold(format!("{}{name}{}", self.prefix, self.separator)),
             false => calls.release(),
         }
-        self.place = Place::Before(name.clone());
+        self.place = NamedPlace::Before(name.clone());
         match before_arguments {
             Some(_) => self.before('{', &name, calls, parts),
             None => Step::More,
         }
     }
 
-    /// Whether the separator makes a call certain, and not the arguments' bracket alone.
+    /// Returns true if the separator is more than the arguments' bracket, and so proves a call.
     fn is_certain(&self) -> bool {
         self.separator.len() > 1
     }
 
-    /// Whether a header may begin so: no text follows its name.
+    /// Returns true if a header may begin so: no text follows its name.
     fn may_be_header(&self, header: &str) -> bool {
         let header = header.trim_start();
         let header = header.strip_prefix(self.prefix).unwrap_or(header);
@@ -134,14 +137,14 @@ impl NamedReader {
         marks.iter().any(|mark| mark.starts_with(after) || (!mark.is_empty() && after.starts_with(mark)))
     }
 
-    /// The name that a header has.
+    /// The name in a header.
     fn name(&self, header: &str) -> Option<String> {
         let header = header.trim();
         let header = header.strip_prefix(self.prefix.trim()).unwrap_or(header);
         let header = header.split(CALL_ID).next().unwrap_or(header);
         let header = header.trim_end_matches("```json").trim_end_matches("```").trim();
         let name = header.strip_prefix("functions.").unwrap_or(header);
-        // `:0` numbers calls, which are numbered here.
+        // Kimi's `:0` numbers the calls, which the parser numbers itself.
         let name = match name.rsplit_once(':') {
             Some((name, number)) if number.bytes().all(|b| b.is_ascii_digit()) => name,
             _ => name,
@@ -150,7 +153,7 @@ impl NamedReader {
         is_name.then(|| name.to_owned())
     }
 
-    /// After the separator.
+    /// Reads a character after the separator.
     fn before(&mut self, c: char, name: &str, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         match c {
             c if c.is_whitespace() => Step::More,
@@ -162,7 +165,7 @@ impl NamedReader {
                 let mut scan = JsonScan::default();
                 scan.step(c);
                 calls.arguments("{", parts);
-                self.place = Place::Arguments(scan);
+                self.place = NamedPlace::Arguments(scan);
                 Step::More
             }
             _ => Step::Stop,

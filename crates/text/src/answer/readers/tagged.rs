@@ -1,4 +1,4 @@
-//! Names and parameters between marks.
+//! Reader of names and parameters between marks.
 
 use serde_json::Value;
 
@@ -12,21 +12,22 @@ use super::json::JsonReader;
 pub(in crate::answer) struct TaggedReader {
     tags: &'static Tags,
     close: &'static str,
-    place: Place,
+    place: TaggedPlace,
     marks: Marks,
-    /// The function that is called.
+    /// Name of the function.
     name: String,
-    /// Whether the call has been told of.
+    /// True if the call has been emitted.
     is_begun: bool,
-    /// No mark but the one before the name has come: only a further one makes it a call.
+    /// True if the mark before the name is the only one so far; a further mark must confirm the
+    /// call.
     is_bare: bool,
-    /// Parameters that have begun.
+    /// Number of parameters that have begun.
     n_parameters: usize,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
-    /// Before a call, or before the mark that closes all.
+enum TaggedPlace {
+    /// Before a call, or before the closing mark.
     Between,
     /// Within the name.
     Name,
@@ -47,32 +48,32 @@ enum Place {
 struct Parameter {
     key: String,
     kinds: Kinds,
-    /// The text that has not been given yet.
+    /// Text that has not been emitted.
     text: String,
-    /// Whether the value has begun to be given, which is done while it comes if it can only be a
-    /// string.
+    /// True if a part of the value has been emitted. Values that can only be strings are emitted as
+    /// they arrive.
     is_given: bool,
 }
 
-/// How a value ends.
+/// The end of a value.
 enum Ended {
-    /// It goes on.
+    /// The value continues.
     Not,
-    /// With the mark after values.
+    /// Ended by the mark after values.
     Marked,
-    /// With the next parameter, whose key is this.
+    /// Ended by the next parameter, with this key.
     ByKey(String),
-    /// With the mark that closes all calls.
+    /// Ended by the closing mark of all calls.
     ByClose,
 }
 
 impl TaggedReader {
-    /// `is_named`: the mark before the name has come already.
+    /// Makes a reader. `is_named` is true after the mark before the name.
     pub(super) fn new(tags: &'static Tags, close: &'static str, is_named: bool) -> TaggedReader {
         TaggedReader {
             tags,
             close,
-            place: if is_named { Place::Name } else { Place::Between },
+            place: if is_named { TaggedPlace::Name } else { TaggedPlace::Between },
             marks: Marks::default(),
             name: String::new(),
             is_begun: false,
@@ -81,9 +82,10 @@ impl TaggedReader {
         }
     }
 
-    /// A reader for what begins with this character, if that is no name.
+    /// A JSON reader, if this first character is that of JSON and not of a name.
     pub(super) fn json_instead(&self, c: char) -> Option<JsonReader> {
-        let is_start = matches!(self.place, Place::Between) && self.marks.is_empty() && self.name.is_empty();
+        let is_start =
+            matches!(self.place, TaggedPlace::Between) && self.marks.is_empty() && self.name.is_empty();
         (is_start && c == '{' && !self.close.is_empty()).then(|| JsonReader::within(self.close, false, false))
     }
 
@@ -95,18 +97,18 @@ impl TaggedReader {
         parts: &mut Vec<AnswerPart>,
     ) -> Step {
         match &mut self.place {
-            Place::Between => self.between(c, calls),
-            Place::Name => self.name(c, calls, parts),
-            Place::AfterName => match self.marks.step(c, &[self.tags.name_after]) {
+            TaggedPlace::Between => self.between(c, calls),
+            TaggedPlace::Name => self.name(c, calls, parts),
+            TaggedPlace::AfterName => match self.marks.step(c, &[self.tags.name_after]) {
                 Ok(None) => Step::More,
                 Ok(Some(_)) => self.named(true, calls, parts),
                 Err(()) => Step::Stop,
             },
-            Place::Parameters => self.parameters(c, calls, parts),
-            Place::Key(key) => {
+            TaggedPlace::Parameters => self.parameters(c, calls, parts),
+            TaggedPlace::Key(key) => {
                 key.push(c);
                 if let Some(key) = self.tags.key_after[0].iter().find_map(|mark| key.strip_suffix(mark)) {
-                    self.place = Place::AfterKey(key.trim().to_owned(), 1);
+                    self.place = TaggedPlace::AfterKey(key.trim().to_owned(), 1);
                     return self.after_key(tools);
                 }
                 match key.len() > MAX_NAME {
@@ -114,7 +116,7 @@ impl TaggedReader {
                     false => Step::More,
                 }
             }
-            Place::AfterKey(_, n) => {
+            TaggedPlace::AfterKey(_, n) => {
                 if self.marks.is_empty() && c.is_whitespace() {
                     return Step::More;
                 }
@@ -127,20 +129,22 @@ impl TaggedReader {
                     Err(()) => Step::Stop,
                 }
             }
-            Place::Value(_) => {
+            TaggedPlace::Value(_) => {
                 calls.commit();
-                if let Place::Value(mut parameter) = std::mem::replace(&mut self.place, Place::Parameters) {
+                if let TaggedPlace::Value(mut parameter) =
+                    std::mem::replace(&mut self.place, TaggedPlace::Parameters)
+                {
                     parameter.text.push(c);
                     return match self.value(&mut parameter, tools, calls, parts) {
                         Ended::Not => {
-                            self.place = Place::Value(parameter);
+                            self.place = TaggedPlace::Value(parameter);
                             Step::More
                         }
                         Ended::Marked => Step::More,
                         Ended::ByKey(key) => {
-                            // The grammar takes no value without the mark after it.
+                            // The grammar requires the mark after a value.
                             calls.release();
-                            self.place = Place::AfterKey(key, 1);
+                            self.place = TaggedPlace::AfterKey(key, 1);
                             self.after_key(tools)
                         }
                         Ended::ByClose => {
@@ -159,20 +163,20 @@ impl TaggedReader {
             return Step::More;
         }
         if self.tags.name_before.is_empty() {
-            // The name comes first, and this is the only call.
+            // The name comes first, so this is the only call.
             self.name.push(c);
-            self.place = Place::Name;
+            self.place = TaggedPlace::Name;
             return if is_name(&self.name) { Step::More } else { Step::Stop };
         }
         match self.marks.step(c, &[self.tags.name_before, self.close, self.tags.skipped]) {
             Ok(None) => Step::More,
             Ok(Some(mark)) if mark == self.tags.skipped => Step::More,
             Ok(Some(mark)) if mark == self.tags.name_before => {
-                self.place = Place::Name;
+                self.place = TaggedPlace::Name;
                 self.name.clear();
                 Step::More
             }
-            // Nothing stands between the marks, or calls do.
+            // The mark is empty, or calls follow.
             Ok(Some(_)) => {
                 if calls.has_begun() {
                     Step::Done
@@ -185,9 +189,9 @@ impl TaggedReader {
     }
 
     fn name(&mut self, c: char, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
-        // A name ends with its mark, with white space, or where the next mark begins.
+        // A name ends at its mark, at white space, or where the next mark begins.
         if self.tags.name_after.starts_with(c) {
-            self.place = Place::AfterName;
+            self.place = TaggedPlace::AfterName;
             return self.after_name(c, calls, parts);
         }
         if self.tags.name_before.is_empty() && (c == '<' || c.is_whitespace()) {
@@ -206,13 +210,13 @@ impl TaggedReader {
         }
     }
 
-    /// The name is whole. If nothing but the mark of all calls came before it, it is not certain yet
-    /// that it is one.
+    /// Handles the end of the name. If only the mark of all calls came before it, a further mark
+    /// must confirm the call.
     fn named(&mut self, is_certain: bool, calls: &mut Calls, parts: &mut Vec<AnswerPart>) -> Step {
         if self.name.is_empty() {
             return Step::Stop;
         }
-        (self.place, self.is_begun, self.n_parameters) = (Place::Parameters, false, 0);
+        (self.place, self.is_begun, self.n_parameters) = (TaggedPlace::Parameters, false, 0);
         if is_certain && !self.is_bare {
             self.begin(calls, parts);
             calls.hold(self.grammar_header());
@@ -220,7 +224,7 @@ impl TaggedReader {
         Step::More
     }
 
-    /// How the grammar of calls spells what comes before parameters.
+    /// The text before parameters in the spelling of the calls' grammar.
     fn grammar_header(&self) -> String {
         format!("{}{}{}", self.tags.name_before, self.name, self.tags.name_after)
     }
@@ -244,16 +248,16 @@ impl TaggedReader {
                     self.begin(calls, parts);
                     calls.hold(format!("{}{}", self.grammar_header(), self.tags.key_before));
                 }
-                self.place = Place::Key(String::new());
+                self.place = TaggedPlace::Key(String::new());
                 Step::More
             }
             Ok(Some(mark)) => {
                 self.end_call(calls, parts);
-                // The mark that closes all calls may come without the one that ends this.
+                // The mark of this call's end may be missing before that of all calls.
                 if mark == self.close {
                     return Step::Done;
                 }
-                self.place = Place::Between;
+                self.place = TaggedPlace::Between;
                 Step::More
             }
             Err(()) => Step::Stop,
@@ -267,19 +271,23 @@ impl TaggedReader {
         calls.end(parts);
     }
 
-    /// After a mark that follows a key: the value, if it was the last one.
+    /// Handles a mark after a key; the last one is followed by the value.
     fn after_key(&mut self, tools: &Tools) -> Step {
-        if let Place::AfterKey(key, n) = &self.place
+        if let TaggedPlace::AfterKey(key, n) = &self.place
             && *n == self.tags.key_after.len()
         {
             let kinds = tools.kinds(&self.name, key);
-            self.place =
-                Place::Value(Parameter { key: key.clone(), kinds, text: String::new(), is_given: false });
+            self.place = TaggedPlace::Value(Parameter {
+                key: key.clone(),
+                kinds,
+                text: String::new(),
+                is_given: false,
+            });
         }
         Step::More
     }
 
-    /// Gives what is certain of a value. How it ends, if it does.
+    /// Emits the part of a value that is certain. Returns how the value ends, if it does.
     fn value(
         &mut self,
         parameter: &mut Parameter,
@@ -303,8 +311,8 @@ impl TaggedReader {
             }
             return ended;
         }
-        // One line end after the mark before the value belongs to that mark, and one before the mark
-        // after it.
+        // One line break after the mark before the value belongs to that mark, and one before the
+        // mark after the value to that one.
         let mut n_value = n_value;
         if !parameter.is_given {
             if parameter.text == "\n" || is_beginning(&parameter.text, self.tags.value_after) {
@@ -337,9 +345,9 @@ impl TaggedReader {
         ended
     }
 
-    /// How a value ends that no mark closes, since a model left it out: a line that begins another
-    /// parameter of the function, or the ends of the call and of all calls. And the bytes of the
-    /// value, as far as they are certain.
+    /// Finds the end of a value without a closing mark: a line that begins another parameter of the
+    /// function, or the end of the call or of all calls. Returns it with the number of bytes of the
+    /// value that are certain.
     fn unmarked_end(&self, text: &str, tools: &Tools) -> (Ended, usize) {
         let [after_key] = self.tags.key_after else { return (Ended::Not, text.len()) };
         if self.tags.end.is_empty() || self.close.is_empty() {
@@ -372,7 +380,7 @@ impl TaggedReader {
         (Ended::Not, text.len())
     }
 
-    /// How the arguments go on with this key.
+    /// JSON text that continues the arguments with this key.
     fn key(&mut self, key: &str) -> String {
         self.n_parameters += 1;
         let separator = if self.n_parameters == 1 { "{" } else { ", " };
@@ -380,18 +388,19 @@ impl TaggedReader {
     }
 }
 
-/// Whether a function may be called so.
+/// Returns true if a function may have this name.
 fn is_name(text: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
     text.len() <= MAX_NAME && text.chars().all(is_part)
 }
 
-/// Whether a text is the beginning of a mark, but not all of it.
+/// Returns true if a text begins a mark without completing it.
 fn is_beginning(text: &str, mark: &str) -> bool {
     text.len() < mark.len() && mark.starts_with(text)
 }
 
-/// How many bytes at the end of a value may belong to the mark after it, with the line end before it.
+/// Number of bytes at the end of a value that may belong to the mark after it, with the line break
+/// before it.
 fn held_back(text: &str, mark: &str) -> usize {
     let longest = (mark.len() - 1).min(text.len());
     let begins =

@@ -50,7 +50,7 @@ fn read(format: &AnswerFormat, prompt: &str, pieces: &[&str], tools: &[Value]) -
     collect(&parts)
 }
 
-/// The same in one piece, by characters, and cut anywhere.
+/// Reads in one piece, by characters, and cut at any place, which must agree.
 fn read_all_ways(format: &AnswerFormat, prompt: &str, text: &str, tools: &[Value]) -> Read {
     let whole = read(format, prompt, &[text], tools);
     let characters: Vec<String> = text.chars().map(String::from).collect();
@@ -63,7 +63,7 @@ fn read_all_ways(format: &AnswerFormat, prompt: &str, text: &str, tools: &[Value
     whole
 }
 
-/// What a template of the format has, by which it is found.
+/// The format by its name, detected from its evidence.
 fn named(name: &str) -> AnswerFormat {
     let format = FORMATS.iter().find(|format| format.name == name).unwrap_or(&GENERIC);
     let template = format!("{} <think>", format.evidence.join(" "));
@@ -75,261 +75,265 @@ fn named(name: &str) -> AnswerFormat {
 /// A format, an answer, its content, and its calls.
 type Case<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, &'a str)]);
 
+/// Arguments of the call in most cases.
+const ONE: &str = r#"{"city": "Paris", "days": 3}"#;
+const WEATHER: &[(&str, &str)] = &[("get_weather", ONE)];
+const NOOP: &[(&str, &str)] = &[("noop", "{}")];
+const BOTH: &[(&str, &str)] = &[("get_weather", ONE), ("noop", "{}")];
+
+const CASES: &[Case] = &[
+    (
+        "hermes",
+        "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n</tool_call>\n\
+         <tool_call>\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_call>",
+        "I look.",
+        BOTH,
+    ),
+    (
+        "hermes",
+        "<tool_call>{\"arguments\": {\"city\": \"Paris\", \"days\": 3}, \"name\": \"get_weather\"}</tool_call>",
+        "",
+        WEATHER,
+    ),
+    (
+        "generic",
+        "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": \"{\\\"city\\\": \\\"Paris\\\", \\\"days\\\": 3}\"}\n</tool_call>",
+        "",
+        WEATHER,
+    ),
+    (
+        "llama3",
+        "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}",
+        "",
+        WEATHER,
+    ),
+    (
+        "llama3",
+        "<|python_tag|>{\"type\": \"function\", \"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}; {\"name\": \"noop\", \"parameters\": {}}",
+        "",
+        BOTH,
+    ),
+    (
+        "llama3",
+        "{\"name\": \"unknown\", \"parameters\": {}}",
+        "{\"name\": \"unknown\", \"parameters\": {}}",
+        &[],
+    ),
+    ("llama3", "{\"a\": 1}", "{\"a\": 1}", &[]),
+    ("llama3", "It is {\"name\": \"noop\"}", "It is {\"name\": \"noop\"}", &[]),
+    (
+        "mistral-v3",
+        "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}, {\"name\": \"noop\", \"arguments\": {}}]",
+        "",
+        BOTH,
+    ),
+    (
+        "mistral",
+        "[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{\"city\": \"Paris\", \"days\": 3}[TOOL_CALLS]noop[ARGS]{}",
+        "",
+        BOTH,
+    ),
+    (
+        "deepseek-v3",
+        "Yes.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"city\": \"Paris\", \"days\": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>noop\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Yes.",
+        BOTH,
+    ),
+    (
+        "deepseek-v3.1",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Paris\", \"days\": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        WEATHER,
+    ),
+    (
+        "kimi",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Paris\", \"days\": 3}<|tool_call_end|><|tool_call_begin|>functions.noop:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        "",
+        BOTH,
+    ),
+    (
+        "glm",
+        "\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>noop\n</tool_call>",
+        "",
+        BOTH,
+    ),
+    (
+        "qwen-coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=noop>\n</function>\n</tool_call>",
+        "",
+        BOTH,
+    ),
+    (
+        "qwen-coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=code>\n  if a < b:\n    12\n</parameter>\n</function>\n</tool_call>",
+        "",
+        &[("get_weather", r#"{"code": "  if a < b:\n    12"}"#)],
+    ),
+    (
+        "seed",
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+        "",
+        WEATHER,
+    ),
+    (
+        "minimax",
+        "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Paris</parameter>\n<parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"noop\">\n</invoke>\n</minimax:tool_call>",
+        "",
+        BOTH,
+    ),
+    (
+        "function-gemma",
+        "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>",
+        "",
+        WEATHER,
+    ),
+    (
+        "gemma4",
+        "<|tool_call>call:get_weather{city:<|\"|>Paris<|\"|>,days:3}<tool_call|><|tool_call>call:noop{}<tool_call|>",
+        "",
+        BOTH,
+    ),
+    (
+        "lfm2",
+        "<|tool_call_start|>[get_weather(city=\"Paris\", days=3), noop()]<|tool_call_end|>Wait.",
+        "Wait.",
+        BOTH,
+    ),
+    ("llama4", "[get_weather(city='Paris', days=3), noop()]", "", BOTH),
+    ("olmo3", "<function_calls>\nget_weather(city='Paris', days=3)\nnoop()\n</function_calls>", "", BOTH),
+    (
+        "granite3",
+        "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]",
+        "",
+        WEATHER,
+    ),
+    (
+        "phi4",
+        "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]<|/tool_call|>",
+        "",
+        WEATHER,
+    ),
+    (
+        "nemotron",
+        "<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]</TOOLCALL>",
+        "",
+        WEATHER,
+    ),
+    (
+        "command",
+        "<|START_ACTION|>[\n{\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}\n]<|END_ACTION|>",
+        "",
+        WEATHER,
+    ),
+    (
+        "deepseek-v3.2",
+        "Ok.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Paris</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"noop\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "Ok.",
+        BOTH,
+    ),
+    (
+        "step3",
+        "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"get_weather\"><steptml:parameter name=\"city\">Paris</steptml:parameter><steptml:parameter name=\"days\">3</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_sep｜><｜tool_call_begin｜><steptml:invoke name=\"noop\"></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>",
+        "",
+        BOTH,
+    ),
+    (
+        "hunyuan-v3",
+        "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>noop<tool_sep>\n</tool_call>\n</tool_calls>",
+        "",
+        BOTH,
+    ),
+    (
+        "minicpm5",
+        "Ok. <function name=\"get_weather\"><param name=\"city\">Paris</param><param name=\"days\">3</param></function>",
+        "Ok.",
+        WEATHER,
+    ),
+    (
+        "apertus",
+        "<|tools_prefix|>[{\"get_weather\": {\"city\": \"Paris\", \"days\": 3}}, {\"noop\": {}}]<|tools_suffix|>",
+        "",
+        BOTH,
+    ),
+    (
+        "internlm2",
+        "<|action_start|><|plugin|>\n{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}<|action_end|>",
+        "",
+        WEATHER,
+    ),
+    (
+        "functools",
+        "functools[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}, {\"name\": \"noop\", \"arguments\": {}}]",
+        "",
+        BOTH,
+    ),
+    ("functools", "import functools", "import functools", &[]),
+    (
+        "tool-calls",
+        "<tool_calls>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_calls>",
+        "",
+        BOTH,
+    ),
+    (
+        "functionary",
+        "<function=get_weather>{\"city\": \"Paris\", \"days\": 3}</function><function=noop>{}</function>",
+        "",
+        BOTH,
+    ),
+    ("functionary", "The <function=noop> is one.", "The <function=noop> is one.", &[]),
+    (
+        "xlam",
+        "[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}, {\"name\": \"noop\", \"arguments\": {}}]",
+        "",
+        BOTH,
+    ),
+    (
+        "gigachat",
+        "Ok<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}",
+        "Ok",
+        WEATHER,
+    ),
+    // Calls that models of a family write in other formats than its own.
+    ("llama3", "[get_weather(city='Paris', days=3), noop()]", "", BOTH),
+    ("llama3", "<function=get_weather>{\"city\": \"Paris\", \"days\": 3}</function>", "", WEATHER),
+    (
+        "llama4",
+        "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}",
+        "",
+        WEATHER,
+    ),
+    (
+        "qwen-coder",
+        "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n</tool_call>",
+        "",
+        WEATHER,
+    ),
+    // Marks after values are missing.
+    (
+        "qwen-coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+        "",
+        WEATHER,
+    ),
+    (
+        "qwen-coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=code>\na\n<parameter=x>\n</function>\nb\n</function>\n</tool_call>",
+        "",
+        &[("get_weather", "{\"code\": \"a\\n<parameter=x>\\n</function>\\nb\"}")],
+    ),
+    // A name between its marks is a call only after a further mark.
+    (
+        "qwen-coder",
+        "The <function=noop> and <tool_call> are marks.",
+        "The <function=noop> and <tool_call> are marks.",
+        &[],
+    ),
+    ("qwen-coder", "<function=noop>\n</function>", "", NOOP),
+];
+
 #[test]
 fn calls_are_read_in_every_format() {
-    let one = r#"{"city": "Paris", "days": 3}"#;
-    let both: &[(&str, &str)] = &[("get_weather", one), ("noop", "{}")];
-    let first: &[(&str, &str)] = &both[..1];
-    let cases: [Case; 48] = [
-        (
-            "hermes",
-            "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n</tool_call>\n\
-             <tool_call>\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_call>",
-            "I look.",
-            both,
-        ),
-        (
-            "hermes",
-            "<tool_call>{\"arguments\": {\"city\": \"Paris\", \"days\": 3}, \"name\": \"get_weather\"}</tool_call>",
-            "",
-            first,
-        ),
-        (
-            "generic",
-            "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": \"{\\\"city\\\": \\\"Paris\\\", \\\"days\\\": 3}\"}\n</tool_call>",
-            "",
-            first,
-        ),
-        (
-            "llama3",
-            "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}",
-            "",
-            first,
-        ),
-        (
-            "llama3",
-            "<|python_tag|>{\"type\": \"function\", \"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}; {\"name\": \"noop\", \"parameters\": {}}",
-            "",
-            both,
-        ),
-        (
-            "llama3",
-            "{\"name\": \"unknown\", \"parameters\": {}}",
-            "{\"name\": \"unknown\", \"parameters\": {}}",
-            &[],
-        ),
-        ("llama3", "{\"a\": 1}", "{\"a\": 1}", &[]),
-        ("llama3", "It is {\"name\": \"noop\"}", "It is {\"name\": \"noop\"}", &[]),
-        (
-            "mistral-v3",
-            "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}, {\"name\": \"noop\", \"arguments\": {}}]",
-            "",
-            both,
-        ),
-        (
-            "mistral",
-            "[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{\"city\": \"Paris\", \"days\": 3}[TOOL_CALLS]noop[ARGS]{}",
-            "",
-            both,
-        ),
-        (
-            "deepseek-v3",
-            "Yes.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"city\": \"Paris\", \"days\": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>noop\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-            "Yes.",
-            both,
-        ),
-        (
-            "deepseek-v3.1",
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Paris\", \"days\": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-            "",
-            first,
-        ),
-        (
-            "kimi",
-            "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Paris\", \"days\": 3}<|tool_call_end|><|tool_call_begin|>functions.noop:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
-            "",
-            both,
-        ),
-        (
-            "glm",
-            "\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>noop\n</tool_call>",
-            "",
-            both,
-        ),
-        (
-            "qwen-coder",
-            "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=noop>\n</function>\n</tool_call>",
-            "",
-            both,
-        ),
-        (
-            "qwen-coder",
-            "<tool_call>\n<function=get_weather>\n<parameter=code>\n  if a < b:\n    12\n</parameter>\n</function>\n</tool_call>",
-            "",
-            &[("get_weather", r#"{"code": "  if a < b:\n    12"}"#)],
-        ),
-        (
-            "seed",
-            "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
-            "",
-            first,
-        ),
-        (
-            "minimax",
-            "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Paris</parameter>\n<parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"noop\">\n</invoke>\n</minimax:tool_call>",
-            "",
-            both,
-        ),
-        (
-            "function-gemma",
-            "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>",
-            "",
-            first,
-        ),
-        (
-            "gemma4",
-            "<|tool_call>call:get_weather{city:<|\"|>Paris<|\"|>,days:3}<tool_call|><|tool_call>call:noop{}<tool_call|>",
-            "",
-            both,
-        ),
-        (
-            "lfm2",
-            "<|tool_call_start|>[get_weather(city=\"Paris\", days=3), noop()]<|tool_call_end|>Wait.",
-            "Wait.",
-            both,
-        ),
-        ("llama4", "[get_weather(city='Paris', days=3), noop()]", "", both),
-        ("olmo3", "<function_calls>\nget_weather(city='Paris', days=3)\nnoop()\n</function_calls>", "", both),
-        (
-            "granite3",
-            "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]",
-            "",
-            first,
-        ),
-        (
-            "phi4",
-            "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]<|/tool_call|>",
-            "",
-            first,
-        ),
-        (
-            "nemotron",
-            "<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]</TOOLCALL>",
-            "",
-            first,
-        ),
-        (
-            "command",
-            "<|START_ACTION|>[\n{\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}\n]<|END_ACTION|>",
-            "",
-            first,
-        ),
-        (
-            "deepseek-v3.2",
-            "Ok.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Paris</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"noop\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
-            "Ok.",
-            both,
-        ),
-        (
-            "step3",
-            "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"get_weather\"><steptml:parameter name=\"city\">Paris</steptml:parameter><steptml:parameter name=\"days\">3</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_sep｜><｜tool_call_begin｜><steptml:invoke name=\"noop\"></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>",
-            "",
-            both,
-        ),
-        (
-            "hunyuan-v3",
-            "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>noop<tool_sep>\n</tool_call>\n</tool_calls>",
-            "",
-            both,
-        ),
-        (
-            "minicpm5",
-            "Ok. <function name=\"get_weather\"><param name=\"city\">Paris</param><param name=\"days\">3</param></function>",
-            "Ok.",
-            first,
-        ),
-        (
-            "apertus",
-            "<|tools_prefix|>[{\"get_weather\": {\"city\": \"Paris\", \"days\": 3}}, {\"noop\": {}}]<|tools_suffix|>",
-            "",
-            both,
-        ),
-        (
-            "internlm2",
-            "<|action_start|><|plugin|>\n{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}<|action_end|>",
-            "",
-            first,
-        ),
-        (
-            "functools",
-            "functools[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}, {\"name\": \"noop\", \"arguments\": {}}]",
-            "",
-            both,
-        ),
-        ("functools", "import functools", "import functools", &[]),
-        (
-            "tool-calls",
-            "<tool_calls>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_calls>",
-            "",
-            both,
-        ),
-        (
-            "functionary",
-            "<function=get_weather>{\"city\": \"Paris\", \"days\": 3}</function><function=noop>{}</function>",
-            "",
-            both,
-        ),
-        ("functionary", "The <function=noop> is one.", "The <function=noop> is one.", &[]),
-        (
-            "xlam",
-            "[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}, {\"name\": \"noop\", \"arguments\": {}}]",
-            "",
-            both,
-        ),
-        (
-            "gigachat",
-            "Ok<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}",
-            "Ok",
-            first,
-        ),
-        // What models of a family write beside its own format.
-        ("llama3", "[get_weather(city='Paris', days=3), noop()]", "", both),
-        ("llama3", "<function=get_weather>{\"city\": \"Paris\", \"days\": 3}</function>", "", first),
-        (
-            "llama4",
-            "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}",
-            "",
-            first,
-        ),
-        (
-            "qwen-coder",
-            "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n</tool_call>",
-            "",
-            first,
-        ),
-        // Marks after values that were left out.
-        (
-            "qwen-coder",
-            "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
-            "",
-            first,
-        ),
-        (
-            "qwen-coder",
-            "<tool_call>\n<function=get_weather>\n<parameter=code>\na\n<parameter=x>\n</function>\nb\n</function>\n</tool_call>",
-            "",
-            &[("get_weather", "{\"code\": \"a\\n<parameter=x>\\n</function>\\nb\"}")],
-        ),
-        // A name between its marks is no call before a further mark comes.
-        (
-            "qwen-coder",
-            "The <function=noop> and <tool_call> are marks.",
-            "The <function=noop> and <tool_call> are marks.",
-            &[],
-        ),
-        ("qwen-coder", "<function=noop>\n</function>", "", &both[1..]),
-    ];
-    for (name, text, content, calls) in cases {
+    for &(name, text, content, calls) in CASES {
         let calls: Vec<(String, String)> =
             calls.iter().map(|(name, arguments)| ((*name).into(), (*arguments).into())).collect();
         let expected = (String::new(), content.to_owned(), calls);
@@ -353,13 +357,13 @@ fn harmony_has_channels() {
         read_all_ways(&format, "<|start|>assistant", text, &tools()),
         ("Hm.".into(), "I look.".into(), calls)
     );
-    // The mark that ends the answer is its end token, and not seen.
+    // The mark at the end of the answer is its end token, which the parser does not see.
     let text = "<|channel|>final<|message|>Yes.";
     assert_eq!(read_all_ways(&format, "", text, &tools()), (String::new(), "Yes.".into(), vec![]));
 }
 
 #[test]
-fn reasoning_is_told_from_content() {
+fn reasoning_is_separated_from_content() {
     let format = AnswerFormat::detect("… <think> … <tool_call>");
     assert_eq!((format.name(), format.reasoning_marks()), ("hermes", Some(("<think>", "</think>"))));
     let both = |reasoning: &str, content: &str| (reasoning.to_owned(), content.to_owned(), vec![]);
@@ -367,7 +371,7 @@ fn reasoning_is_told_from_content() {
     assert_eq!(all("", "<think>\nHm, a < b.\n</think>\n\nYes. "), both("Hm, a < b.", "Yes. "));
     assert_eq!(all("…<think>\n", "Hm.</think>Yes"), both("Hm.", "Yes"));
     assert_eq!(all("…<think>\n\n</think>\n\n", " Yes"), both("", " Yes"));
-    // Not ended, not begun, and spoken of.
+    // Reasoning that does not end, does not begin, or is only mentioned.
     assert_eq!(all("…<think>", "\nHm"), both("Hm", ""));
     assert_eq!(all("", "Yes <think> is a mark"), both("", "Yes <think> is a mark"));
     assert_eq!(all("", "<think></think>Yes</think>"), both("", "Yes</think>"));
@@ -377,7 +381,7 @@ fn reasoning_is_told_from_content() {
 }
 
 #[test]
-fn what_is_no_call_stays_text() {
+fn text_that_is_not_a_call_stays_text() {
     let format = named("hermes");
     for text in [
         "<tool_call>",
@@ -396,14 +400,14 @@ fn what_is_no_call_stays_text() {
             "{text:?}"
         );
     }
-    // A call that the end of the answer cuts is as far as it came.
+    // A truncated call has the arguments that arrived.
     let (_, content, calls) =
         read_all_ways(&format, "", "<tool_call>{\"name\": \"noop\", \"arguments\": {\"a\": [1", &tools());
     assert_eq!((content.as_str(), calls), ("", vec![("noop".to_owned(), "{\"a\": [1".to_owned())]));
 }
 
 #[test]
-fn the_beginning_of_a_further_call_is_no_text() {
+fn the_start_of_a_further_call_is_not_text() {
     for (name, call) in [
         ("hermes", "<tool_call>\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_call>\n"),
         ("qwen-coder", "<tool_call>\n<function=noop>\n</function>\n</tool_call>\n"),
@@ -478,7 +482,7 @@ fn a_long_call_is_not_read_from_its_beginning_at_every_piece() {
         n_pieces += 1;
     }
     parser.finish(&mut parts);
-    // Each reading gives a part.
+    // Each reading emits a part.
     assert!(parts.len() < n_pieces / 30, "{} parts of {n_pieces} pieces", parts.len());
     assert_eq!(collect(&parts).2, [("get_weather".to_owned(), format!("{{\"city\": \"{text}\"}}"))]);
 }

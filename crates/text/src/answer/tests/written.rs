@@ -1,5 +1,5 @@
-//! Answers as models write them, made from the description of each format: the guard masks none of
-//! their tokens, and the parser gives back what was written, in whatever pieces it comes.
+//! Answers as models write them, generated from the description of each format. The guard masks
+//! none of their tokens, and the parser returns the generated values, whatever the pieces.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::GrammarCompiler;
 
 const END: &str = "<|test_end|>";
 
-/// Numbers that look random; the same ones for the same seed.
+/// Pseudo-random numbers from a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -55,7 +55,7 @@ fn tools() -> Vec<Value> {
 
 const STRINGS: [&str; 7] = ["it", "a < b", "one\ntwo", "{\"k\": [1]}", "é 日本", "say \"hi\"", "it's"];
 
-/// A call's name, and its arguments in the order in which they are written.
+/// A call's name, and its arguments in the order of writing.
 fn call(dice: &mut Dice) -> (String, Vec<(String, Value)>) {
     let name = dice.pick(&["f", "g", "h"]);
     let mut arguments: Vec<(String, Value)> = Vec::new();
@@ -95,7 +95,7 @@ fn call(dice: &mut Dice) -> (String, Vec<(String, Value)>) {
     (name.to_owned(), arguments)
 }
 
-/// How JSON is spaced.
+/// The spacing of JSON.
 #[derive(Clone, Copy)]
 enum Space {
     Compact,
@@ -315,7 +315,7 @@ fn write_calls(
     }
 }
 
-/// An answer, and what it says.
+/// An answer and its expected parts.
 struct Written {
     text: String,
     read: Read,
@@ -343,7 +343,7 @@ fn write(format: &'static CallFormat, reasoning: Option<&'static Reasoning>, dic
         }
         _ => "",
     };
-    // Text before a call without a mark hides it.
+    // Text before a call without a mark would hide the call.
     let may_say = n_calls == 0 || !open.is_empty() || format.open.is_empty();
     let mut content = match (n_calls, may_say && dice.coin()) {
         (0, _) => match dice.roll(6) {
@@ -383,7 +383,7 @@ fn write(format: &'static CallFormat, reasoning: Option<&'static Reasoning>, dic
     Written { text, read: (thought.to_owned(), content, calls.collect()) }
 }
 
-/// GPT-2's letters for bytes.
+/// Letters of GPT-2's byte alphabet.
 fn letters(bytes: &[u8]) -> String {
     let is_kept = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     bytes
@@ -398,7 +398,7 @@ fn letters(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// Every byte, these marks, which are control tokens or user-defined ones, and these texts.
+/// A vocabulary of every byte, these marks as control or user-defined tokens, and these texts.
 fn tokenizer(marks: &[&str], are_control: bool, texts: &BTreeSet<String>) -> Tokenizer {
     let mut vocab = Map::new();
     for byte in 0..=255 {
@@ -424,7 +424,7 @@ fn tokenizer(marks: &[&str], are_control: bool, texts: &BTreeSet<String>) -> Tok
     Tokenizer::from_json(json.to_string().as_bytes(), Some(config.as_bytes())).unwrap()
 }
 
-/// The text in pieces: marks, and texts of some characters.
+/// The text in pieces: marks, and runs of some characters.
 fn pieces(text: &str, marks: &[&str], dice: &mut Dice) -> Vec<String> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -504,7 +504,7 @@ fn check(format: &'static CallFormat, seed: u64) {
     }
 }
 
-/// Whether published vocabularies have a mark as one token.
+/// Returns true if published vocabularies have a mark as one token.
 fn is_token(mark: &str) -> bool {
     let is_closed = |open: char, close: char| {
         mark.starts_with(open) && mark.ends_with(close) && mark.matches(open).count() == 1
@@ -512,7 +512,7 @@ fn is_token(mark: &str) -> bool {
     (is_closed('<', '>') || is_closed('[', ']')) && !mark.contains(['=', ' ', '\n'])
 }
 
-/// Arguments as values: how they are spaced does not matter.
+/// Arguments as values, so that spacing does not matter.
 fn normal((reasoning, content, calls): &Read) -> (String, String, Vec<(String, Value)>) {
     let value =
         |text: &str| serde_json::from_str(text).unwrap_or_else(|error| panic!("arguments {text:?}: {error}"));
@@ -524,7 +524,7 @@ proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 0, failure_persistence: None, ..ProptestConfig::with_cases(48) })]
 
     #[test]
-    fn what_models_write_is_admitted_and_understood(seed in any::<u64>()) {
+    fn texts_of_models_are_accepted_and_parsed(seed in any::<u64>()) {
         for format in FORMATS.iter().chain([&GENERIC]).skip((seed % 12) as usize).step_by(12) {
             check(format, seed);
         }

@@ -1,4 +1,4 @@
-//! `tojson`: Python's `json.dumps`, to the byte. (Python's `json` module, `JSONEncoder`.)
+//! `tojson`: Python's `json.dumps`, byte for byte. (Python's `json` module, `JSONEncoder`.)
 
 use std::fmt::Write;
 
@@ -41,19 +41,19 @@ pub(super) fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Resul
     out.finish()
 }
 
-/// The arguments of `json.dumps` that templates use.
+/// Arguments of `json.dumps` that templates use.
 struct Dumps {
-    /// Write characters outside of ASCII as `\u` escapes.
+    /// Writes characters outside of ASCII as `\u` escapes.
     ensure_ascii: bool,
-    /// Spaces for each level, each item on a line of its own; all on one line if `None`.
+    /// Indentation of each level, with each item on its own line; `None` for all on one line.
     indent: Option<String>,
-    /// Between items, and between key and value.
+    /// Separators of items, and of key and value.
     separators: (String, String),
     sort_keys: bool,
 }
 
 impl Dumps {
-    /// Append `json.dumps(value)`.
+    /// Appends `json.dumps(value)`.
     fn write(&self, value: &Value, out: &mut Text) -> Result<(), Error> {
         self.write_at(value, out, 0)
     }
@@ -151,7 +151,7 @@ impl Dumps {
                 '\u{8}' => out.write_str("\\b")?,
                 '\u{C}' => out.write_str("\\f")?,
                 c if c < ' ' => write!(out, "\\u{:04x}", c as u32)?,
-                // Python's escapes start behind DEL where only ASCII is wanted.
+                // With `ensure_ascii`, Python escapes characters above DEL.
                 c if self.ensure_ascii && !c.is_ascii() => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         write!(out, "\\u{unit:04x}")?;

@@ -1,4 +1,4 @@
-//! Arrays: items by place, how many, which must be among them, and which may come once.
+//! Arrays: items by position, their number, `contains`, and `uniqueItems`.
 
 use std::collections::HashMap;
 
@@ -7,18 +7,19 @@ use serde_json::Value;
 use super::check;
 use super::compile::{Compiler, Held};
 use super::node::{Contains, Id, Types};
-use super::rules::Part;
+use super::rules::RulePart;
 
-/// States: items times those that are counted for `contains`.
+/// Most states: items times those counted for `contains`.
 const MAX_STATES: usize = 2_000;
-/// The most values of which each may come once: a bit for each, whose number llguidance compares with at most 63.
+/// Most distinct values under `uniqueItems`. Each has a bit of a parameter, and llguidance counts
+/// at most 63 bits.
 const MAX_UNIQUE: usize = 63;
 
-/// What all nodes of a set say about arrays.
-struct Items {
+/// The restrictions of all nodes of a set on arrays.
+struct ArrayItems {
     prefix: Vec<Vec<Id>>,
     rest: Vec<Id>,
-    /// No items after the prefix.
+    /// True if no items are allowed after the prefix.
     is_closed: bool,
     min: usize,
     max: Option<usize>,
@@ -26,10 +27,10 @@ struct Items {
 }
 
 impl Compiler {
-    pub(super) fn array(&mut self, set: &[Held]) -> Result<Part, String> {
+    pub(super) fn array(&mut self, set: &[Held]) -> Result<RulePart, String> {
         let (mut min, mut max) = (0, None);
         let n_prefix = set.iter().map(|held| self.node(*held).prefix.len()).max().unwrap_or(0);
-        let mut items = Items {
+        let mut items = ArrayItems {
             prefix: vec![Vec::new(); n_prefix],
             rest: Vec::new(),
             is_closed: false,
@@ -54,14 +55,14 @@ impl Compiler {
                 }
             }
         }
-        // A tuple has no more items than it lists, as an object has no more properties.
+        // A tuple has no items beyond its list, as an object has no properties beyond its own.
         items.is_closed =
             n_prefix > 0 && items.rest.is_empty() && !self.options.open_objects && min <= n_prefix;
         if items.is_closed {
             max = Some(max.map_or(n_prefix, |max: usize| max.min(n_prefix)));
         }
         if max.is_some_and(|max| max < min) {
-            return Ok(Part::Never);
+            return Ok(RulePart::Never);
         }
         (items.min, items.max) = (min, max);
         if is_unique {
@@ -86,73 +87,73 @@ impl Compiler {
             self.report("contains", &place);
         }
         let first = self.items(&items);
-        Ok(Part::seq([Part::text("["), self.style.gap(), first]))
+        Ok(RulePart::seq([RulePart::text("["), self.style.gap(), first]))
     }
 
-    /// All items, and the closing bracket.
-    fn items(&mut self, items: &Items) -> Part {
+    /// Rule of all items and the closing bracket.
+    fn items(&mut self, items: &ArrayItems) -> RulePart {
         let n_prefix = items.prefix.len().min(items.max.unwrap_or(usize::MAX));
         let mut rest = self.rest(items, n_prefix);
         for at in (0..n_prefix).rev() {
             let item = self.value(items.prefix[at].clone());
-            let comma = if at > 0 { self.style.comma() } else { Part::Empty };
+            let comma = if at > 0 { self.style.comma() } else { RulePart::Empty };
             let rule = self.rules.open();
             self.rules.close(rule, rest);
-            let end = if at >= items.min { self.style.close(at == 0, "]") } else { Part::Never };
-            rest = Part::alt([end, Part::seq([comma, item, Part::Rule(rule)])]);
+            let end = if at >= items.min { self.style.close(at == 0, "]") } else { RulePart::Never };
+            rest = RulePart::alt([end, RulePart::seq([comma, item, RulePart::Rule(rule)])]);
         }
         rest
     }
 
-    /// Items after so many, and the closing bracket.
-    fn rest(&mut self, items: &Items, at: usize) -> Part {
-        let end = if at >= items.min { self.style.close(at == 0, "]") } else { Part::Never };
+    /// Rule of the items after the first `at`, and the closing bracket.
+    fn rest(&mut self, items: &ArrayItems, at: usize) -> RulePart {
+        let end = if at >= items.min { self.style.close(at == 0, "]") } else { RulePart::Never };
         if items.max.is_some_and(|max| at >= max) {
             return end;
         }
-        let comma = if at > 0 { self.style.comma() } else { Part::Empty };
+        let comma = if at > 0 { self.style.comma() } else { RulePart::Empty };
         let item = self.value(items.rest.clone());
-        let again = Part::seq([self.style.comma(), item.clone()]);
+        let again = RulePart::seq([self.style.comma(), item.clone()]);
         let min = items.min.saturating_sub(at + 1);
         let max = items.max.map(|max| max.saturating_sub(at + 1));
-        let more = Part::repeat(again, min, max);
-        Part::alt([end, Part::seq([comma, item, more, self.style.close(false, "]")])])
+        let more = RulePart::repeat(again, min, max);
+        RulePart::alt([end, RulePart::seq([comma, item, more, self.style.close(false, "]")])])
     }
 
-    /// Items of a few values, each at most once; `None` where there are too many values.
-    fn unique(&mut self, items: &Items) -> Option<Part> {
+    /// Rule of items from a few values, each at most once; `None` if there are too many values.
+    fn unique(&mut self, items: &ArrayItems) -> Option<RulePart> {
         if !items.prefix.is_empty() || items.contains.is_some() {
             return None;
         }
         let values = self.few_values(&items.rest)?;
         let max = items.max.unwrap_or(values.len()).min(values.len());
         if items.min > max {
-            return Some(Part::Never);
+            return Some(RulePart::Never);
         }
         let (one, then) = (self.rules.open(), self.rules.open());
         self.rules.with_parameter(one);
         self.rules.with_parameter(then);
         let mut options = Vec::new();
         for (n, value) in values.iter().enumerate() {
-            let item = Part::seq([self.constant(value), Part::With(then, "set_bit({})", n)]);
-            options.push(Part::When(Box::new(item), format!("bit_clear({n})")));
+            let item = RulePart::seq([self.constant(value), RulePart::With(then, "set_bit({})", n)]);
+            options.push(RulePart::When(Box::new(item), format!("bit_clear({n})")));
         }
-        self.rules.close(one, Part::alt(options));
-        let again = Part::seq([self.style.comma(), Part::With(one, "_", 0)]);
+        self.rules.close(one, RulePart::alt(options));
+        let again = RulePart::seq([self.style.comma(), RulePart::With(one, "_", 0)]);
         let end = self.style.close(false, "]");
         self.rules.close(
             then,
-            Part::alt([
-                Part::When(Box::new(again), format!("bit_count_lt(_, {max})")),
-                Part::When(Box::new(end), format!("bit_count_ge(_, {})", items.min)),
+            RulePart::alt([
+                RulePart::When(Box::new(again), format!("bit_count_lt(_, {max})")),
+                RulePart::When(Box::new(end), format!("bit_count_ge(_, {})", items.min)),
             ]),
         );
-        let empty = if items.min == 0 { self.style.close(true, "]") } else { Part::Never };
-        let some = if max > 0 { Part::With(one, "0x0", 0) } else { Part::Never };
-        Some(Part::seq([Part::text("["), self.style.gap(), Part::alt([empty, some])]))
+        let empty = if items.min == 0 { self.style.close(true, "]") } else { RulePart::Never };
+        let some = if max > 0 { RulePart::With(one, "0x0", 0) } else { RulePart::Never };
+        Some(RulePart::seq([RulePart::text("["), self.style.gap(), RulePart::alt([empty, some])]))
     }
 
-    /// All values that these nodes allow, where they are few.
+    /// All values that these nodes allow, if they are few.
     fn few_values(&self, ids: &[Id]) -> Option<Vec<Value>> {
         let mut candidates: Vec<Value> = Vec::new();
         let mut types = Types::ALL;
@@ -174,7 +175,7 @@ impl Compiler {
             None if types.and(Types::NULL.or(Types::BOOLEAN)) == types => {
                 candidates.extend([Value::Null, Value::Bool(true), Value::Bool(false)]);
             }
-            // Numbers between two bounds, and choices among names.
+            // Integers between two bounds, and choices among names.
             None => {
                 candidates.extend(self.few_of_choices(&seen).or_else(|| self.few_integers(&seen, types))?)
             }
@@ -209,8 +210,8 @@ impl Compiler {
         is_few.then(|| (least..=most).map(Value::from).collect())
     }
 
-    /// Items of which some match; `None` where there are too many states.
-    fn containing(&mut self, items: &Items, contains: &Contains) -> Option<Part> {
+    /// Rule of items of which some match; `None` if it needs too many states.
+    fn containing(&mut self, items: &ArrayItems, contains: &Contains) -> Option<RulePart> {
         let cap = items.max.unwrap_or_else(|| items.min.max(items.prefix.len() + 1));
         let found_cap = contains.max.unwrap_or(contains.min);
         if cap.saturating_add(1).saturating_mul(found_cap + 1) > MAX_STATES {
@@ -227,7 +228,7 @@ impl Compiler {
                 options.push(self.style.close(at == 0, "]"));
             }
             if items.max.is_none_or(|max| at < max) {
-                let comma = if at > 0 { self.style.comma() } else { Part::Empty };
+                let comma = if at > 0 { self.style.comma() } else { RulePart::Empty };
                 let ids = items.prefix.get(at).unwrap_or(&items.rest).clone();
                 let next_at = (at + 1).min(cap);
                 let mut step = |compiler: &mut Compiler, more: Option<Id>, next: (usize, usize)| {
@@ -236,7 +237,7 @@ impl Compiler {
                         open.push(next);
                         compiler.rules.open()
                     });
-                    options.push(Part::seq([comma.clone(), item, Part::Rule(next)]));
+                    options.push(RulePart::seq([comma.clone(), item, RulePart::Rule(next)]));
                 };
                 match contains.max {
                     Some(max) => {
@@ -252,8 +253,8 @@ impl Compiler {
                     None => step(self, None, (next_at, n_found)),
                 }
             }
-            self.rules.close(rule, Part::alt(options));
+            self.rules.close(rule, RulePart::alt(options));
         }
-        Some(Part::seq([Part::text("["), self.style.gap(), Part::Rule(first)]))
+        Some(RulePart::seq([RulePart::text("["), self.style.gap(), RulePart::Rule(first)]))
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a value that a schema names itself (`enum`, `const`) is allowed by all of it.
+//! Validation of the values that a schema lists itself (`enum`, `const`) against the rest of it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 use super::decimal::Decimal;
 use super::node::{Id, Node, Types};
 
-/// References within each other that are followed.
+/// Most nested references that are followed.
 const MAX_DEPTH: usize = 200;
 
-/// Whether the values are the same: 1 and 1.0 are.
+/// Returns true if the values are equal; 1 and 1.0 are.
 pub(super) fn is_same(one: &Value, two: &Value) -> bool {
     match (one, two) {
         (Value::Number(a), Value::Number(b)) => match (Decimal::of(a), Decimal::of(b)) {
@@ -27,12 +27,12 @@ pub(super) fn is_same(one: &Value, two: &Value) -> bool {
     }
 }
 
-/// Whether a node allows a value. What takes too much work to find out is taken to hold.
+/// Returns true if a node allows a value, or if deciding that takes too much work.
 pub(super) fn admits(nodes: &[Node], id: Id, value: &Value) -> bool {
     Checker::new(nodes).admits(id, value)
 }
 
-/// The same text for values that are the same.
+/// A text that is the same for equal values.
 pub(super) fn canonical(value: &Value) -> String {
     match value {
         Value::Number(number) => match Decimal::of(number) {
@@ -56,7 +56,7 @@ pub(super) fn canonical(value: &Value) -> String {
     }
 }
 
-/// Looks at many values of the same nodes.
+/// Checks many values of the same nodes.
 pub(super) struct Checker<'a> {
     nodes: &'a [Node],
     /// The values that nodes list, in their canonical form.

@@ -1,7 +1,8 @@
-//! Nodes as the rules of a grammar.
+//! Compilation of nodes to the rules of a grammar.
 //!
-//! A rule is made for a set of nodes that must hold together: those of `allOf`, of `$ref`, of every schema that speaks about a
-//! property. Sets are made once, so that recursion ends; choices are multiplied out.
+//! A rule is made for a set of nodes that hold together: those of `allOf`, of `$ref`, and of every
+//! schema about a property. A rule is made once for each set, so that recursion ends; choices are
+//! multiplied out.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Instant;
@@ -15,31 +16,31 @@ use super::effort::{Effort, Failure, MAX_TIME};
 use super::node::{Id, Node, Types};
 use super::number::{Numbers, numbers};
 use super::parse::Nodes;
-use super::rules::{Part, Rules};
+use super::rules::{RulePart, Rules};
 use super::rx::{Rx, free_string};
 use super::style::Style;
 
-/// The most combinations of choices (`anyOf`, `oneOf`, `if`) in one place.
+/// Most combinations of choices (`anyOf`, `oneOf`, `if`) in one place.
 const MAX_COMBINATIONS: usize = 256;
-/// The most expressions that one string must match together.
+/// Most regular expressions that one string must match together.
 const MAX_TEXTS: usize = 8;
-/// Choices within each other among names of properties.
+/// Most nested choices among names of properties.
 const MAX_NAME_DEPTH: usize = 16;
 
-/// A node in a set: with its choices, or after they were made.
+/// A node in a set, before or after its choices are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Held {
     pub(super) id: Id,
     is_chosen: bool,
 }
 
-/// What remains of a schema: a grammar, and the keys that it does not enforce.
+/// The result for a schema: a grammar, and the keys that it does not enforce.
 pub(super) struct Compiled {
     pub(super) lark: String,
     pub(super) unenforced: BTreeSet<(&'static str, String)>,
 }
 
-/// The grammar of the first node.
+/// Compiles the first node.
 ///
 /// # Errors
 /// No value is allowed, or the grammar is too large.
@@ -87,26 +88,24 @@ pub(super) struct Compiler {
     unenforced: BTreeSet<(&'static str, String)>,
     pub(super) options: SchemaOptions,
     n_combinations_left: usize,
-    /// When it is given up: what the other bounds admit may still take long.
+    /// Time at which compilation stops; schemas within all other limits may still take long.
     deadline: Instant,
-    pub(super) style: super::style::Parts,
+    pub(super) style: super::style::StyleParts,
     pub(super) rules: Rules,
-    terminals: HashMap<String, Part>,
+    terminals: HashMap<String, RulePart>,
     memo: HashMap<Vec<Held>, usize>,
     pending: VecDeque<(usize, Vec<Held>)>,
 }
 
 impl Compiler {
-    /// To be called now and then.
+    /// Checks the deadline; long work calls it from time to time.
     ///
     /// # Errors
-    /// It takes too long.
+    /// The time is over.
     pub(super) fn in_time(&self) -> Result<(), String> {
         match Instant::now() < self.deadline {
             true => Ok(()),
-            false => {
-                Err(format!("making a grammar of it takes over {} s, expected less", MAX_TIME.as_secs()))
-            }
+            false => Err(format!("compiling it takes over {} s, expected less", MAX_TIME.as_secs())),
         }
     }
 
@@ -118,25 +117,25 @@ impl Compiler {
         &self.nodes[held.id]
     }
 
-    /// A value for which all of these hold.
-    pub(super) fn value(&mut self, ids: impl IntoIterator<Item = Id>) -> Part {
+    /// Rule of a value for which all of these nodes hold.
+    pub(super) fn value(&mut self, ids: impl IntoIterator<Item = Id>) -> RulePart {
         let set = self.set(ids.into_iter().map(|id| Held { id, is_chosen: false }));
         self.value_of(set)
     }
 
-    fn value_of(&mut self, set: Vec<Held>) -> Part {
+    fn value_of(&mut self, set: Vec<Held>) -> RulePart {
         let mut key = set.clone();
         key.sort_unstable();
         if let Some(rule) = self.memo.get(&key) {
-            return Part::Rule(*rule);
+            return RulePart::Rule(*rule);
         }
         let rule = self.rules.open();
         self.memo.insert(key, rule);
         self.pending.push_back((rule, set));
-        Part::Rule(rule)
+        RulePart::Rule(rule)
     }
 
-    /// The nodes and all that they refer to, without those that say nothing.
+    /// The nodes and all that they refer to, without those that allow everything.
     fn set(&self, held: impl IntoIterator<Item = Held>) -> Vec<Held> {
         let mut stack: Vec<(Held, bool)> = held.into_iter().map(|held| (held, false)).collect();
         stack.reverse();
@@ -153,13 +152,13 @@ impl Compiler {
             seen.push(held);
             let node = self.node(held);
             stack.push((held, true));
-            // What is referred to comes first: a base class before what extends it.
+            // References come first: a base class before its extensions.
             stack.extend(node.all.iter().rev().map(|id| (Held { id: *id, is_chosen: false }, false)));
         }
         // A node whose choices were made replaces the one with choices.
         let chosen: Vec<Id> = found.iter().filter(|held| held.is_chosen).map(|held| held.id).collect();
         found.retain(|held| {
-            // One whose choices were made stays, so that they are not made again.
+            // A node whose choices were made stays, so that they are not made again.
             let is_replaced = !held.is_chosen && chosen.contains(&held.id);
             !is_replaced && (self.says_something(held.id) || !self.node(*held).any.is_empty())
         });
@@ -173,10 +172,10 @@ impl Compiler {
         *node != blank
     }
 
-    fn body(&mut self, set: &[Held]) -> Result<Part, Failure> {
+    fn body(&mut self, set: &[Held]) -> Result<RulePart, Failure> {
         if let Some(values) = self.named_values(set) {
             let values = values.iter().map(|value| self.constant(value));
-            return Ok(Part::alt(values.collect::<Vec<_>>()));
+            return Ok(RulePart::alt(values.collect::<Vec<_>>()));
         }
         let groups: Vec<(Vec<Id>, String)> = set
             .iter()
@@ -207,18 +206,18 @@ impl Compiler {
                     }
                 }
             }
-            // One choice may have as many options as it likes.
+            // A single choice may have any number of options.
             if combinations.len() > 1 && next.len() > MAX_COMBINATIONS {
                 self.report("anyOf", &place);
                 continue;
             }
             combinations = next;
         }
-        let options: Vec<Part> = combinations.into_iter().map(|set| self.value_of(set)).collect();
-        Ok(Part::alt(options))
+        let options: Vec<RulePart> = combinations.into_iter().map(|set| self.value_of(set)).collect();
+        Ok(RulePart::alt(options))
     }
 
-    /// The values that the schema names itself and that all of it allows.
+    /// Values that the schema lists and all of its parts allow.
     fn named_values(&self, set: &[Held]) -> Option<Vec<Value>> {
         let first = set.iter().find_map(|held| self.node(*held).allowed.as_ref())?;
         let mut values: Vec<Value> = Vec::new();
@@ -232,7 +231,7 @@ impl Compiler {
         Some(values)
     }
 
-    /// Whether a look at types, values and required properties tells that nothing is allowed.
+    /// Returns true if types, values and required properties show that no value is allowed.
     fn clashes(&self, set: &[Held]) -> bool {
         if self.is_nothing(set) {
             return true;
@@ -255,8 +254,8 @@ impl Compiler {
         types == Types::NONE || self.named_values(set).is_some_and(|values| values.is_empty())
     }
 
-    /// A value of a set in which there is nothing to choose.
-    fn plain(&mut self, set: &[Held]) -> Result<Part, String> {
+    /// Rule of a set without choices.
+    fn plain(&mut self, set: &[Held]) -> Result<RulePart, String> {
         let types = set.iter().fold(Types::ALL, |types, held| types.and(self.node(*held).types));
         let forbidden: Vec<Value> = set.iter().flat_map(|held| self.node(*held).forbidden.clone()).collect();
         let mut options = Vec::new();
@@ -266,7 +265,7 @@ impl Compiler {
             (Types::BOOLEAN, Value::Bool(false)),
         ] {
             if types.has(kind) && !forbidden.contains(&value) {
-                options.push(Part::text(value.to_string()));
+                options.push(RulePart::text(value.to_string()));
             }
         }
         if types.has(Types::NUMBER) {
@@ -286,10 +285,10 @@ impl Compiler {
         if types.has(Types::OBJECT) {
             options.push(self.object(set)?);
         }
-        Ok(Part::alt(options))
+        Ok(RulePart::alt(options))
     }
 
-    fn number(&mut self, set: &[Held], types: Types, forbidden: &[Value]) -> Part {
+    fn number(&mut self, set: &[Held], types: Types, forbidden: &[Value]) -> RulePart {
         let bounds: Vec<_> = set.iter().flat_map(|held| self.node(*held).bounds.clone()).collect();
         let multiples: Vec<Decimal> =
             set.iter().flat_map(|held| self.node(*held).multiples.clone()).collect();
@@ -303,11 +302,11 @@ impl Compiler {
                 })
         });
         if has_none {
-            return Part::Never;
+            return RulePart::Never;
         }
         match numbers(types, &bounds, &multiples, &forbidden) {
             Numbers::Digits(rx) => self.digits(&rx),
-            Numbers::Counted(schema) => Part::Raw(format!("%json {schema}")),
+            Numbers::Counted(schema) => RulePart::Raw(format!("%json {schema}")),
             Numbers::NotMultiples(rx) => {
                 let place = set.iter().find(|held| !self.node(**held).multiples.is_empty());
                 let place = place.map(|held| self.node(*held).place.clone()).unwrap_or_default();
@@ -317,11 +316,11 @@ impl Compiler {
         }
     }
 
-    fn digits(&mut self, rx: &Rx) -> Part {
-        self.terminal(rx, rx.terminal(super::rx::Spelling::Plain))
+    fn digits(&mut self, rx: &Rx) -> RulePart {
+        self.terminal(rx, rx.terminal(super::rx::CharSpelling::Plain))
     }
 
-    fn string(&mut self, set: &[Held], forbidden: &[Value]) -> Result<Part, String> {
+    fn string(&mut self, set: &[Held], forbidden: &[Value]) -> Result<RulePart, String> {
         let (mut min, mut max) = (0, None);
         let mut texts: Vec<Rx> = Vec::new();
         for held in set {
@@ -331,7 +330,7 @@ impl Compiler {
             texts.extend(node.texts.iter().cloned());
         }
         if max.is_some_and(|max| max < min) {
-            return Ok(Part::Never);
+            return Ok(RulePart::Never);
         }
         if texts.len() > MAX_TEXTS {
             return Err(format!(
@@ -346,7 +345,7 @@ impl Compiler {
         if min > 0 || max.is_some() {
             texts.push(Rx::of_length(min, max));
         }
-        // A complement is one within all texts.
+        // Take complements from the set of all texts.
         if texts.iter().all(|rx| matches!(rx, Rx::Not(_))) {
             texts.push(Rx::of_length(0, None));
         }
@@ -354,24 +353,24 @@ impl Compiler {
     }
 
     /// A JSON string of these texts.
-    pub(super) fn quoted(&mut self, rx: &Rx) -> Part {
+    pub(super) fn quoted(&mut self, rx: &Rx) -> RulePart {
         self.terminal(rx, rx.quoted())
     }
 
-    /// A terminal; what one spelling holds is found out once.
-    fn terminal(&mut self, rx: &Rx, spelling: String) -> Part {
+    /// A terminal. Emptiness is computed once, since it does not depend on the spelling.
+    fn terminal(&mut self, rx: &Rx, spelling: String) -> RulePart {
         if let Some(part) = self.terminals.get(&spelling) {
             return part.clone();
         }
         let part = match rx.is_never() {
-            Some(true) => Part::Never,
+            Some(true) => RulePart::Never,
             Some(false) | None => self.rules.token(spelling.clone()),
         };
         self.terminals.insert(spelling, part.clone());
         part
     }
 
-    /// The strings that all of these nodes allow; `None` where that cannot be said.
+    /// The strings that all of these nodes allow; `None` if that cannot be expressed.
     pub(super) fn texts_of(&self, ids: &[Id], depth: usize) -> Option<Rx> {
         if depth > MAX_NAME_DEPTH {
             return None;
@@ -402,39 +401,39 @@ impl Compiler {
         (parts.len() <= MAX_TEXTS).then(|| Rx::and(parts))
     }
 
-    /// A value as it is.
-    pub(super) fn constant(&mut self, value: &Value) -> Part {
+    /// Rule of exactly this value.
+    pub(super) fn constant(&mut self, value: &Value) -> RulePart {
         match value {
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
-                Part::text(value.to_string())
+                RulePart::text(value.to_string())
             }
             Value::Array(items) if items.is_empty() => self.style.empty("[", "]"),
             Value::Object(object) if object.is_empty() => self.style.empty("{", "}"),
             Value::Array(items) => {
-                let mut parts = vec![Part::text("["), self.style.gap()];
+                let mut parts = vec![RulePart::text("["), self.style.gap()];
                 for (n, item) in items.iter().enumerate() {
                     parts.extend((n > 0).then(|| self.style.comma()));
                     parts.push(self.constant(item));
                 }
-                parts.extend([self.style.gap(), Part::text("]")]);
-                Part::seq(parts)
+                parts.extend([self.style.gap(), RulePart::text("]")]);
+                RulePart::seq(parts)
             }
             Value::Object(object) => {
-                let mut parts = vec![Part::text("{"), self.style.gap()];
+                let mut parts = vec![RulePart::text("{"), self.style.gap()];
                 for (n, (name, value)) in object.iter().enumerate() {
                     parts.extend((n > 0).then(|| self.style.comma()));
-                    parts.push(Part::text(Value::from(name.as_str()).to_string()));
+                    parts.push(RulePart::text(Value::from(name.as_str()).to_string()));
                     parts.push(self.style.colon());
                     parts.push(self.constant(value));
                 }
-                parts.extend([self.style.gap(), Part::text("}")]);
-                Part::seq(parts)
+                parts.extend([self.style.gap(), RulePart::text("}")]);
+                RulePart::seq(parts)
             }
         }
     }
 }
 
-/// An intersection in which the complements come last: there must be something to take them from.
+/// An intersection with its complements last, since they are taken from the others.
 pub(super) fn all_of(texts: Vec<Rx>) -> Rx {
     let (complements, mut parts): (Vec<Rx>, Vec<Rx>) =
         texts.into_iter().partition(|rx| matches!(rx, Rx::Not(_)));

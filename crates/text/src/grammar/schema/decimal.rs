@@ -1,24 +1,24 @@
-//! Numbers as their digits: integers above 2^53 keep each of them.
+//! Decimal numbers by their digits, so that integers above 2^53 stay exact.
 
 use std::cmp::Ordering;
 
 use serde_json::Number;
 
-/// Digits that a number may have when it is written without an exponent.
+/// Most digits of a number written without an exponent.
 const MAX_DIGITS: i64 = 400;
 
-/// A number as its digits.
+/// A number by its digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Decimal {
     pub(super) is_negative: bool,
-    /// Before the point, without leading zeros; empty for 0.
+    /// Digits before the point, without leading zeros; empty for 0.
     pub(super) whole: String,
-    /// After the point, without trailing zeros.
+    /// Digits after the point, without trailing zeros.
     pub(super) fraction: String,
 }
 
 impl Decimal {
-    /// The number; `None` where it has too many digits.
+    /// Converts a number; `None` if it has too many digits.
     pub(super) fn of(number: &Number) -> Option<Decimal> {
         let text = number.to_string();
         let (is_negative, text) = match text.strip_prefix('-') {
@@ -67,7 +67,7 @@ impl Decimal {
         whole.then_with(|| self.fraction.cmp(&other.fraction))
     }
 
-    /// The number times 10 to the power of `n_places`; `None` unless that is an integer of at most 36 digits.
+    /// The number times 10^`n_places`; `None` unless that is an integer of at most 36 digits.
     pub(super) fn scaled(&self, n_places: usize) -> Option<i128> {
         let zeros = n_places.checked_sub(self.fraction.len())?;
         let digits = format!("0{}{}{}", self.whole, self.fraction, "0".repeat(zeros));
@@ -78,7 +78,7 @@ impl Decimal {
         Some(if self.is_negative { -value } else { value })
     }
 
-    /// Whether it is a multiple of `step`; `None` where the two have too many digits.
+    /// Returns true if it is a multiple of `step`; `None` if the two have too many digits.
     pub(super) fn is_multiple_of(&self, step: &Decimal) -> Option<bool> {
         let n_places = self.fraction.len().max(step.fraction.len());
         let (value, step) = (self.scaled(n_places)?, step.scaled(n_places)?);

@@ -1,40 +1,41 @@
-//! How much is done to follow a schema exactly.
+//! Limits of the work for exact enforcement of a schema.
 
 use std::time::Duration;
 
-/// The longest that a schema may take. The largest of those in use take some milliseconds.
+/// Longest compilation of a schema. The largest in use take some milliseconds.
 pub(super) const MAX_TIME: Duration = Duration::from_secs(10);
 
-/// Bounds of the work for one schema, and of its grammar.
+/// Limits of the work for one schema, and of its grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Effort {
-    /// Branches of a `oneOf` that one of them is held apart from.
+    /// Most branches of a `oneOf` that are separated from one branch.
     pub(super) n_overlaps: usize,
-    /// Ways in which a schema that must not hold may be broken.
+    /// Most ways of violating a negated schema.
     pub(super) n_ways: usize,
-    /// Combinations of schemas that are looked at.
+    /// Most combinations of schemas.
     pub(super) n_combinations: usize,
-    /// Rules that are made, before those that are used once go into the others.
+    /// Most rules made, before rules that are used once are inlined.
     pub(super) n_made: usize,
-    /// Rules that are written.
+    /// Most rules written.
     pub(super) n_rules: usize,
 }
 
 impl Effort {
-    /// What is tried first.
+    /// The first attempt.
     pub(super) const FULL: Effort =
         Effort { n_overlaps: 4, n_ways: 12, n_combinations: 2_000, n_made: 6_000, n_rules: 2_000 };
-    /// For a schema whose grammar would be too large otherwise. `llguidance` follows rules by recursion, which bounds them.
+    /// The second attempt, for a schema whose grammar would be too large. `llguidance` follows
+    /// rules by recursion, which limits their number.
     pub(super) const LESS: Effort =
         Effort { n_overlaps: 0, n_ways: 4, n_combinations: 20_000, n_made: 40_000, n_rules: 4_500 };
 }
 
-/// Why a schema has no grammar.
+/// Reason why a schema has no grammar.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// Its grammar is too large; a less exact one may not be.
+    /// The grammar is too large; a less exact one may not be.
     Large(String),
-    /// It is wrong, or allows nothing.
+    /// The schema is invalid, or allows no value.
     Wrong(String),
 }
 

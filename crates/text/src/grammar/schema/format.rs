@@ -1,11 +1,11 @@
-//! The formats of strings that are enforced. Any other is an annotation, as JSON Schema wants it.
+//! Formats of strings that are enforced. Other formats are annotations, as in JSON Schema.
 
 use super::pattern;
 use super::rx::Rx;
 
-/// The texts of a format; `None` where it is not enforced.
+/// The texts of a format; `None` if it is not enforced.
 pub(super) fn texts(name: &str) -> Option<Rx> {
-    // RFC 3339, with as many days as the month has; February has 29 in any year.
+    // RFC 3339, with the month's number of days; February always has 29.
     let date = "[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)\
                 |02-(?:0[1-9]|1[0-9]|2[0-8]))";
     let leap_day = "(?:[0-9]{2}(?:[2468][048]|[13579][26]|0[48])|(?:[02468][048]|[13579][26])00)-02-29";
@@ -19,7 +19,7 @@ pub(super) fn texts(name: &str) -> Option<Rx> {
         "date" => format!("{date}|{leap_day}"),
         "time" => time.to_owned(),
         "date-time" => format!("(?:{date}|{leap_day})T{time}"),
-        // ISO 8601: units in order, each at most once, at least one; weeks stand alone.
+        // ISO 8601: at least one unit, in order, each at most once; weeks only alone.
         "duration" => {
             let time = "T(?:[0-9]+H(?:[0-9]+M)?(?:[0-9]+S)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)";
             format!(
@@ -41,7 +41,8 @@ pub(super) fn texts(name: &str) -> Option<Rx> {
     Some(pattern::whole(&regex))
 }
 
-/// RFC 4291: eight groups, or fewer with one `::` that stands for at least one; the last two may be an IPv4 address.
+/// RFC 4291: eight groups, or fewer with one `::` for at least one group. The last two may be an
+/// IPv4 address.
 fn ipv6(ipv4: &str) -> String {
     let group = "[0-9a-fA-F]{1,4}";
     let last = format!("(?:{group}:{group}|{ipv4})");
@@ -51,7 +52,7 @@ fn ipv6(ipv4: &str) -> String {
             0 => String::new(),
             n => format!("{group}(?::{group}){{{}}}", n - 1),
         };
-        // With the gap there are at most seven groups.
+        // With `::` there are at most seven groups.
         let n_after = 7 - n_before;
         let after = match n_after {
             0 => String::new(),
@@ -63,7 +64,7 @@ fn ipv6(ipv4: &str) -> String {
     options.join("|")
 }
 
-/// RFC 3986, of those that have an authority or a path.
+/// RFC 3986, for URIs with an authority or a path.
 fn uri(ipv4: &str) -> String {
     let character = |more: &str| format!("(?:[a-zA-Z0-9._~!$&'()*+,;={more}-]|%[0-9a-fA-F]{{2}})");
     let (name, path, query) = (character(""), character(":@"), character(":@/?"));

@@ -1,11 +1,13 @@
-//! JSON Schemas as grammars.
+//! Compilation of JSON Schemas to grammars.
 //!
-//! - [`node`] and `parse`: what each schema of a document says, its references followed, negations and conditions as choices.
-//! - `compile`, `object`, `array`, `number`: sets of such schemas that hold together, as rules.
+//! - [`node`] and `parse`: the restrictions of each schema of a document, with references resolved,
+//!   and negations and conditions as choices.
+//! - `compile`, `object`, `array`, `number`: sets of schemas that hold together, as rules.
 //! - `pattern`, `format`, `rx`: regular languages of strings.
-//! - `rules`: how the rules are written for `llguidance`.
+//! - `rules`: writing rules for `llguidance`.
 //!
-//! What a grammar cannot hold an answer to is left out and named, so that the caller can say so; nothing is left out in silence.
+//! A key that a grammar cannot enforce is dropped and reported, so that the caller can tell the
+//! client.
 
 mod array;
 mod check;
@@ -32,14 +34,15 @@ use effort::{Effort, Failure, MAX_TIME};
 
 use crate::Error;
 
-/// How schemas are read.
+/// Options for reading schemas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchemaOptions {
-    /// Objects that list `properties` and do not mention `additionalProperties` may have others, and arrays that list
-    /// `prefixItems` more items, by the letter of JSON Schema. A schema's own `x-guidance` says it for itself by `open_objects`.
+    /// Allows further properties of objects that list `properties` without `additionalProperties`,
+    /// and further items of arrays with `prefixItems`, as JSON Schema defines it. A schema may set
+    /// this itself with `open_objects` in `x-guidance`.
     pub open_objects: bool,
-    /// Properties may come in any order, as in the calls of tools that a model writes by itself. Without it they come in the
-    /// order of the schema, which is what clients of structured answers count on.
+    /// Allows properties in any order, as models write them in tool calls. Otherwise they follow
+    /// the order of the schema, on which clients of structured outputs rely.
     pub any_order: bool,
 }
 
@@ -47,7 +50,7 @@ pub struct SchemaOptions {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prepared {
     lark: String,
-    /// Keys of the schema that the grammar does not hold an answer to, with where they stand: `uniqueItems at
+    /// Keys of the schema that the grammar does not enforce, with their paths: `uniqueItems at
     /// #/properties/tags`.
     pub unenforced: Vec<String>,
 }
@@ -58,16 +61,16 @@ impl Prepared {
         &self.lark
     }
 
-    /// The same as a part of a rule of another grammar.
+    /// The grammar as an expression within a rule of another grammar.
     pub fn expression(&self) -> String {
         format!("%lark {{\n{}}}", self.lark)
     }
 }
 
-/// The grammar of a user's schema.
+/// Compiles a user's schema.
 ///
 /// # Errors
-/// The schema is not valid, allows no value, is too large, or asks to be followed only in part.
+/// The schema is not valid, allows no value, is too large, or weakens its own enforcement.
 pub fn prepare_schema(schema: &Value, options: &SchemaOptions) -> crate::Result<Prepared> {
     let wrong = |what: String| Error::Grammar { what: format!("the schema: {what}") };
     let style = style::Style::of(schema).map_err(wrong)?;
@@ -88,13 +91,13 @@ pub fn prepare_schema(schema: &Value, options: &SchemaOptions) -> crate::Result<
     Ok(Prepared { lark: compiled.lark, unenforced })
 }
 
-/// The grammar of the arguments of a tool. One whose schema cannot be followed may have any object, which is reported, so that
-/// the other tools of a request keep theirs.
+/// Compiles the schema of a tool's arguments. A schema that cannot be enforced allows any object
+/// and is reported, so that the other tools of a request stay enforced.
 ///
 /// # Errors
-/// None but those of a fault of ours.
+/// Only for a fault of this crate.
 pub fn prepare_tool(schema: &Value, options: &SchemaOptions) -> crate::Result<Prepared> {
-    // A tool without parameters has none, rather than any.
+    // A tool without parameters accepts none, instead of any.
     let none = json!({ "type": "object", "properties": {} });
     let is_empty = schema.is_null() || schema.as_object().is_some_and(serde_json::Map::is_empty);
     let schema = if is_empty { &none } else { schema };

@@ -1,16 +1,17 @@
-//! What holds where a schema does not, and whether two schemas can hold at once.
+//! Negation of schemas, and the test whether two schemas exclude each other.
 
 use serde_json::Value;
 
 use super::node::{Bound, Contains, Id, Node, Types};
 use super::parse::Parser;
 
-/// References that are followed to find out whether two schemas can hold at once.
+/// Most references followed to decide whether two schemas exclude each other.
 const MAX_STEPS: usize = 64;
 
 impl Parser<'_> {
-    /// The negation of a node: one of its parts does not hold. A part whose negation cannot be said is left out, which allows
-    /// less than it could; where no part is left, everything is allowed and `key` is reported.
+    /// The negation of a node: one of its parts is violated. Parts without an expressible negation
+    /// are dropped, which allows too little. If no part is left, everything is allowed and `key` is
+    /// reported.
     pub(super) fn negated(&mut self, id: Id, key: &'static str) -> Node {
         let node = self.nodes[id].clone();
         let place = node.place.clone();
@@ -91,7 +92,7 @@ impl Parser<'_> {
             || node.additional.is_some()
             || node.unevaluated.is_some()
             || !node.names.is_empty();
-        // Those that come first are what real values differ in: types, constants, properties that are not there.
+        // The first options matter most in practice: types, constants, missing properties.
         options.truncate(self.effort.n_ways);
         match options.len() {
             0 if is_partial => {
@@ -107,7 +108,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Whether a node says nothing.
+    /// Returns true if a node has no restrictions.
     fn allows_all(&self, id: Id) -> bool {
         let node = &self.nodes[id];
         let blank = Node::at(&node.place);
@@ -127,7 +128,7 @@ impl Parser<'_> {
             && !says_of_objects(node)
     }
 
-    /// Whether what is made for one node can never hold for another one.
+    /// Returns true if no value of one node is valid for the other.
     pub(super) fn is_apart(&self, made: Id, other: Id) -> bool {
         let mut left = MAX_STEPS;
         self.excludes(made, other, &mut left)
@@ -167,7 +168,7 @@ impl Parser<'_> {
         if one.0 != Types::OBJECT {
             return false;
         }
-        // A key that one must have and the other's is another value, or that the other may not have.
+        // A key required by one node, which the other forbids or gives another value.
         let required = |parts: &[Id]| -> Vec<String> {
             parts.iter().flat_map(|id| self.nodes[*id].required.clone()).collect()
         };
@@ -240,7 +241,7 @@ impl Parser<'_> {
         (types, allowed)
     }
 
-    /// Whether objects made for these parts have no keys but those listed.
+    /// Returns true if objects of these parts have only the listed keys.
     fn is_closed(&self, parts: &[Id]) -> bool {
         let speaks = |id: &Id| self.nodes[*id].additional.is_some() || self.nodes[*id].unevaluated.is_some();
         let lists = parts.iter().any(|id| self.nodes[*id].lists);

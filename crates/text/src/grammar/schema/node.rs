@@ -1,14 +1,14 @@
-//! What one schema says, after its references were followed and its keys read.
+//! The restrictions of one schema, after its keys were read and its references resolved.
 
 use serde_json::{Number, Value};
 
 use super::decimal::Decimal;
 use super::rx::Rx;
 
-/// A node, by its place in a list.
+/// A node, by its index in a list.
 pub(super) type Id = usize;
 
-/// A set of types. Numbers are two: those that are integers and those that are not.
+/// A set of types. Integers and other numbers are separate types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Types(u8);
 
@@ -24,7 +24,7 @@ impl Types {
     pub(super) const ALL: Types = Types(127);
     pub(super) const NONE: Types = Types(0);
 
-    /// The types that a schema's `type` means by a name.
+    /// The types that a name in a schema's `type` denotes.
     pub(super) fn named(name: &str) -> Option<Types> {
         Some(match name {
             "null" => Types::NULL,
@@ -51,7 +51,7 @@ impl Types {
         }
     }
 
-    /// Whether any of these is in it.
+    /// Returns true if the sets have a common type.
     pub(super) fn has(self, other: Types) -> bool {
         self.0 & other.0 != 0
     }
@@ -77,7 +77,7 @@ fn is_integer(number: &Number) -> bool {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Bound {
     pub(super) at: Decimal,
-    /// Numbers are at least this, else at most.
+    /// True for a lower bound, false for an upper bound.
     pub(super) is_least: bool,
     pub(super) is_exclusive: bool,
 }
@@ -96,13 +96,13 @@ impl Bound {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Contains {
     pub(super) item: Id,
-    /// What does not match.
+    /// Schema of the items that do not match.
     pub(super) other: Id,
     pub(super) min: usize,
     pub(super) max: Option<usize>,
 }
 
-/// All that a schema says. A key that it does not have leaves the default, which allows everything.
+/// All restrictions of a schema. The default of each field allows everything.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Node {
     pub(super) types: Types,
@@ -135,21 +135,21 @@ pub(super) struct Node {
     pub(super) max_properties: Option<usize>,
     /// `propertyNames`.
     pub(super) names: Vec<Id>,
-    /// Whether the user's schema lists properties here.
+    /// True if the user's schema lists properties here.
     pub(super) lists: bool,
 
-    /// Each must hold too.
+    /// Nodes that must all hold too.
     pub(super) all: Vec<Id>,
-    /// Of each list, one must hold too.
+    /// Lists of nodes, of each of which one must hold too.
     pub(super) any: Vec<Vec<Id>>,
-    /// Where it stands in the user's schema, as a JSON pointer.
+    /// Path in the user's schema, as a JSON pointer.
     pub(super) place: String,
-    /// Whether it says something that a [`Node`] cannot hold, so that its negation is not known.
+    /// True if it has restrictions that a [`Node`] cannot express, so its negation is unknown.
     pub(super) is_partial: bool,
 }
 
 impl Node {
-    /// One that allows everything.
+    /// A node that allows everything.
     pub(super) fn at(place: &str) -> Node {
         Node {
             types: Types::ALL,
@@ -186,8 +186,8 @@ impl Node {
         Node { types, ..Node::at(place) }
     }
 
-    /// The node of a property of this name, by the property itself, by patterns, or as an additional one. What an expression
-    /// that cannot be tried has to say is taken to hold.
+    /// Nodes of a property of this name: its own, those of matching patterns, or the additional
+    /// one. A pattern that cannot be evaluated counts as matching.
     pub(super) fn property(&self, name: &str) -> Vec<Id> {
         let listed = self.properties.iter().filter(|(key, _)| key == name).map(|(_, id)| *id);
         let matching = self.patterns.iter().filter(|(rx, _)| rx.matches(name).unwrap_or(true));

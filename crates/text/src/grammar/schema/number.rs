@@ -7,23 +7,25 @@ use super::node::{Bound, Types};
 use super::pattern;
 use super::rx::Rx;
 
-/// Endings of a multiple that are listed.
+/// Most endings of a multiple.
 const MAX_ENDINGS: usize = 1_000;
 
-/// The largest step that is counted, without its point. Each remainder is a state, so that a mask takes time by their number.
+/// Largest step, without its decimal point, that is counted by remainders. Each remainder is a
+/// state, so a mask's time grows with the step.
 const MAX_COUNTED: i128 = 10_000;
 
-/// How numbers are held to a schema.
+/// Enforcement of a number's restrictions.
 pub(super) enum Numbers {
-    /// By their digits.
+    /// A regular language of its digits.
     Digits(Rx),
-    /// By llguidance's own counting of remainders, which goes through floating point numbers.
+    /// llguidance's counting of remainders, which uses floating point numbers.
     Counted(Value),
-    /// Only in part: the rest of `multipleOf` is not enforced.
+    /// A regular language of its digits; the rest of `multipleOf` is not enforced.
     NotMultiples(Rx),
 }
 
-/// Numbers of these types, within these bounds, that are multiples of all of these and none of those that are forbidden.
+/// Numbers of these types and within these bounds, which are multiples of all given steps and not
+/// equal to a forbidden value.
 pub(super) fn numbers(
     types: Types,
     bounds: &[Bound],
@@ -32,7 +34,8 @@ pub(super) fn numbers(
 ) -> Numbers {
     let mut parts = vec![match (types.has(Types::INTEGER), types.has(Types::FRACTION)) {
         (true, false) => pattern::whole("0|-?[1-9][0-9]*"),
-        // So many digits that none is lost where the number is read as 64 bits, which would make it an integer.
+        // Few enough digits that a 64-bit float keeps them all; otherwise it could become an
+        // integer.
         (false, _) => pattern::whole("-?(0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]"),
         (true, true) if bounds.is_empty() && multiples.is_empty() && forbidden.is_empty() => {
             pattern::whole("-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]{1,2})?")
@@ -58,7 +61,7 @@ pub(super) fn numbers(
     }
 }
 
-/// A schema for llguidance, where none of its numbers loses a digit as a floating point number.
+/// A schema for llguidance, if all of its numbers are exact as floating point numbers.
 fn leaf(types: Types, bounds: &[Bound], step: &Decimal) -> Option<Value> {
     let exact = |value: &Decimal| {
         let text =
@@ -67,7 +70,8 @@ fn leaf(types: Types, bounds: &[Bound], step: &Decimal) -> Option<Value> {
     };
     let coefficient = step.scaled(step.fraction.len())?;
     let exact_step = exact(step)?;
-    // It counts remainders in 32 bits: ten times the largest, and a digit in the highest place.
+    // llguidance counts remainders in 32 bits: ten times the largest, plus a digit in the highest
+    // place.
     let is_counted = (1..=MAX_COUNTED).contains(&coefficient)
         && step.fraction.len() <= 8
         && read_as_float(exact_step) == coefficient as f64;
@@ -96,7 +100,7 @@ fn leaf(types: Types, bounds: &[Bound], step: &Decimal) -> Option<Value> {
     Some(schema)
 }
 
-/// The digits of a step as llguidance finds them: rounding may give it many more than were written.
+/// The digits of a step as llguidance reads them; rounding may give it many more than were written.
 fn read_as_float(mut step: f64) -> f64 {
     while step.fract() != 0.0 {
         step *= 10.0;
@@ -104,7 +108,7 @@ fn read_as_float(mut step: f64) -> f64 {
     step
 }
 
-/// The number itself, however it is written without an exponent.
+/// The number itself in all spellings without an exponent.
 fn same(value: &Decimal) -> String {
     let sign = match (value.is_zero(), value.is_negative) {
         (true, _) => "-?",
@@ -120,7 +124,7 @@ fn bounded(bound: &Bound) -> String {
     let any = "(0|[1-9][0-9]*)(\\.[0-9]+)?";
     match (bound.is_least, at.is_negative || (at.is_zero() && is_inclusive)) {
         (true, false) => above(at, is_inclusive),
-        // A negative number is at least -2 if its size is at most 2.
+        // A negative number is at least -2 if its absolute value is at most 2.
         (true, true) => format!("{any}|-({})", below(at, is_inclusive)),
         (false, false) if at.is_zero() => format!("-({})", above(at, is_inclusive)),
         (false, true) if at.is_negative => format!("-({})", above(at, is_inclusive)),
@@ -128,7 +132,7 @@ fn bounded(bound: &Bound) -> String {
     }
 }
 
-/// Digits without a sign of numbers above this size.
+/// Digits without a sign of numbers above this absolute value.
 fn above(at: &Decimal, is_inclusive: bool) -> String {
     let mut options = vec![format!("({})(\\.[0-9]+)?", whole_above(at.whole()))];
     options.push(format!("{}\\.({})", at.whole(), fraction_above(&at.fraction)));
@@ -138,7 +142,7 @@ fn above(at: &Decimal, is_inclusive: bool) -> String {
     options.join("|")
 }
 
-/// Digits without a sign of numbers below this size.
+/// Digits without a sign of numbers below this absolute value.
 fn below(at: &Decimal, is_inclusive: bool) -> String {
     let mut options = Vec::new();
     if let Some(whole) = whole_below(at.whole()) {
@@ -150,7 +154,7 @@ fn below(at: &Decimal, is_inclusive: bool) -> String {
     if is_inclusive {
         options.push(format!("{}{}", at.whole(), fraction_is(&at.fraction)));
     }
-    // Nothing is below 0: a class without a character.
+    // Nothing is below 0, so the class is empty.
     if options.is_empty() { "[]".into() } else { options.join("|") }
 }
 
@@ -179,12 +183,12 @@ fn whole_below(digits: &str) -> Option<String> {
     (!options.is_empty()).then(|| options.join("|"))
 }
 
-/// With the point: no digits but these and zeros.
+/// Fraction with its point: these digits and trailing zeros.
 fn fraction_is(digits: &str) -> String {
     if digits.is_empty() { "(\\.0+)?".into() } else { format!("\\.{digits}0*") }
 }
 
-/// Without the point.
+/// Fractions above these digits, without the point.
 fn fraction_above(digits: &str) -> String {
     let mut options = vec![format!("{digits}[0-9]*[1-9][0-9]*")];
     for (at, digit) in digits.bytes().enumerate().filter(|(_, digit)| *digit < b'9') {
@@ -193,7 +197,7 @@ fn fraction_above(digits: &str) -> String {
     options.join("|")
 }
 
-/// Without the point; `digits` are not empty.
+/// Fractions below these digits, without the point; `digits` are not empty.
 fn fraction_below(digits: &str) -> String {
     let mut options = vec!["0+".to_owned()];
     for (at, digit) in digits.bytes().enumerate() {
@@ -207,14 +211,14 @@ fn fraction_below(digits: &str) -> String {
     options.join("|")
 }
 
-/// The multiples of a step whose last digits tell them.
+/// Multiples of a step that their last digits determine.
 fn multiples_of(step: &Decimal) -> Option<String> {
     let n_places = step.fraction.len();
     let coefficient = usize::try_from(step.scaled(n_places)?.unsigned_abs()).ok()?;
     if coefficient == 0 {
         return Some("-?0(\\.0+)?".into());
     }
-    // So many last digits repeat with the coefficient.
+    // The number of last digits that repeat with the coefficient.
     let n_digits = (0..4).find(|n| 10_usize.pow(*n) % coefficient == 0)? as usize;
     let modulus = 10_usize.pow(n_digits as u32);
     if modulus / coefficient > MAX_ENDINGS {
@@ -242,7 +246,7 @@ fn multiples_of(step: &Decimal) -> Option<String> {
         })
         .collect();
     let mut options = vec![format!("[0-9]{{{free}}}({})0*", endings.join("|"))];
-    // Fewer digits: zeros are left out at the end.
+    // Trailing zeros may be omitted.
     for ending in endings.iter().map(|ending| ending.trim_end_matches('0')) {
         options.push(format!("[0-9]{{{free}}}{ending}"));
     }

@@ -1,54 +1,55 @@
-//! Objects: the properties that are listed come in their order, then others, if they may.
+//! Objects: listed properties in their order, then others if allowed.
 
 use std::collections::HashMap;
 
 use super::check;
 use super::compile::{Compiler, Held, all_of};
 use super::node::Id;
-use super::rules::Part;
+use super::rules::RulePart;
 use super::rx::{CharSet, Rx, free_string};
 
-/// The most names that `propertyNames` lists.
+/// Most names that `propertyNames` lists.
 const MAX_NAMES: usize = 500;
-/// Patterns whose overlaps are told apart; names that match two of more than this many are not written.
+/// Most overlapping patterns that are combined; with more patterns, names that match two are not
+/// generated.
 const MAX_OVERLAPS: usize = 3;
-/// The most patterns of names in one object: each is held apart from all others.
+/// Most patterns of names in one object, since each is separated from all others.
 const MAX_PATTERNS: usize = 32;
-/// States: listed properties times those that are counted.
+/// Most states: listed properties times those counted.
 const MAX_STATES: usize = 3_000;
-/// The most properties that come in any order: each has a bit of a rule's parameter.
+/// Most properties in any order, since each has a bit of a rule's parameter.
 const MAX_UNORDERED: usize = 62;
-/// First letters of names, by which properties that are counted differ.
+/// Number of first letters by which counted properties differ.
 const N_LETTERS: usize = 27;
 
-/// A property that is listed.
+/// A listed property.
 struct Listed {
     name: String,
-    value: Part,
+    value: RulePart,
     is_required: bool,
 }
 
 /// Properties that are not listed.
 struct Other {
-    key: Part,
-    /// The names, unless any name but the listed ones will do.
+    key: RulePart,
+    /// Their names; by default any name that is not listed.
     names: Rx,
-    value: Part,
+    value: RulePart,
 }
 
-/// What is being written.
+/// The members of an object under construction.
 struct Members {
     listed: Vec<Listed>,
     others: Vec<Other>,
     min: usize,
     max: Option<usize>,
-    /// Counts above this are all the same.
+    /// Largest count that is distinguished; higher counts are the same state.
     cap: usize,
     states: HashMap<(usize, usize), usize>,
 }
 
 impl Compiler {
-    pub(super) fn object(&mut self, set: &[Held]) -> Result<Part, String> {
+    pub(super) fn object(&mut self, set: &[Held]) -> Result<RulePart, String> {
         let (mut min, mut max) = (0, None);
         for held in set {
             let node = self.node(*held);
@@ -60,7 +61,7 @@ impl Compiler {
         let others = self.others(set, &listed, &names)?;
         let n_required = listed.iter().filter(|member| member.is_required).count();
         if max.is_some_and(|max| max < min.max(n_required)) {
-            return Ok(Part::Never);
+            return Ok(RulePart::Never);
         }
         let mut cap = max.unwrap_or(min).max(1);
         if listed.len().saturating_mul(cap.min(listed.len() + 1)) > MAX_STATES && cap > 1 {
@@ -82,16 +83,17 @@ impl Compiler {
             && (2..=MAX_UNORDERED).contains(&listed.len())
         {
             let first = self.unordered(listed, &others);
-            return Ok(Part::seq([Part::text("{"), self.style.gap(), first]));
+            return Ok(RulePart::seq([RulePart::text("{"), self.style.gap(), first]));
         }
         let mut members = Members { listed, others, min, max, cap, states: HashMap::new() };
         let first = self.members(&mut members);
-        Ok(Part::seq([Part::text("{"), self.style.gap(), first]))
+        Ok(RulePart::seq([RulePart::text("{"), self.style.gap(), first]))
     }
 
-    /// Members in any order, and the closing brace.
-    fn unordered(&mut self, mut listed: Vec<Listed>, others: &[Other]) -> Part {
-        // Bits of those that are required come first, so that one look tells whether all are there.
+    /// Rule of members in any order, and the closing brace.
+    fn unordered(&mut self, mut listed: Vec<Listed>, others: &[Other]) -> RulePart {
+        // Required members have the lowest bits, so that one comparison tells whether all are
+        // present.
         listed.sort_by_key(|member| !member.is_required);
         let n_required = listed.iter().filter(|member| member.is_required).count();
         let (first, then) = (self.rules.open(), self.rules.open());
@@ -100,40 +102,40 @@ impl Compiler {
         let end = self.style.close(false, "}");
         let end = match n_required {
             0 => end,
-            n => Part::When(Box::new(end), format!("is_ones([0:{n}])")),
+            n => RulePart::When(Box::new(end), format!("is_ones([0:{n}])")),
         };
-        // A comma and the member after it are one choice: none may come that nothing can follow, whichever members
-        // turn out to have no value.
+        // A comma and the member after it are one option: no comma may occur that nothing can
+        // follow, whichever members turn out to have no value.
         let (mut firsts, mut thens) = (Vec::new(), vec![end]);
         for (n, member) in listed.into_iter().enumerate() {
-            let name = Part::text(serde_json::Value::from(member.name).to_string());
+            let name = RulePart::text(serde_json::Value::from(member.name).to_string());
             let rule = self.rules.open();
-            self.rules.close(rule, Part::seq([name, self.style.colon(), member.value]));
-            let next = Part::seq([Part::Rule(rule), Part::With(then, "set_bit({})", n)]);
-            let again = Part::seq([self.style.comma(), next.clone()]);
+            self.rules.close(rule, RulePart::seq([name, self.style.colon(), member.value]));
+            let next = RulePart::seq([RulePart::Rule(rule), RulePart::With(then, "set_bit({})", n)]);
+            let again = RulePart::seq([self.style.comma(), next.clone()]);
             firsts.push(next);
-            thens.push(Part::When(Box::new(again), format!("bit_clear({n})")));
+            thens.push(RulePart::When(Box::new(again), format!("bit_clear({n})")));
         }
         for other in others {
             let rule = self.rules.open();
             let body = [other.key.clone(), self.style.colon(), other.value.clone()];
-            self.rules.close(rule, Part::seq(body));
-            let next = Part::seq([Part::Rule(rule), Part::With(then, "_", 0)]);
-            thens.push(Part::seq([self.style.comma(), next.clone()]));
+            self.rules.close(rule, RulePart::seq(body));
+            let next = RulePart::seq([RulePart::Rule(rule), RulePart::With(then, "_", 0)]);
+            thens.push(RulePart::seq([self.style.comma(), next.clone()]));
             firsts.push(next);
         }
-        self.rules.close(first, Part::alt(firsts));
-        self.rules.close(then, Part::alt(thens));
-        let empty = if n_required == 0 { self.style.close(true, "}") } else { Part::Never };
-        Part::alt([empty, Part::With(first, "0x0", 0)])
+        self.rules.close(first, RulePart::alt(firsts));
+        self.rules.close(then, RulePart::alt(thens));
+        let empty = if n_required == 0 { self.style.close(true, "}") } else { RulePart::Never };
+        RulePart::alt([empty, RulePart::With(first, "0x0", 0)])
     }
 
-    /// The nodes of `propertyNames`.
+    /// Nodes of `propertyNames`.
     fn names(&mut self, set: &[Held]) -> Vec<Id> {
         set.iter().flat_map(|held| self.node(*held).names.clone()).collect()
     }
 
-    /// Whether names that no schema lists may not occur.
+    /// Returns true if names that no schema lists are forbidden.
     fn is_closed(&self, set: &[Held]) -> bool {
         let speaks = |held: &Held| {
             let node = self.node(*held);
@@ -149,7 +151,7 @@ impl Compiler {
             Some((_, required)) => *required |= is_required,
             None => keys.push((name.to_owned(), is_required)),
         };
-        // A condition speaks about properties without listing them.
+        // A condition concerns properties without listing them.
         for lists in [true, false] {
             for node in set.iter().map(|held| self.node(*held)).filter(|node| node.lists == lists) {
                 if lists || !is_closed {
@@ -160,7 +162,7 @@ impl Compiler {
         for held in set {
             self.node(*held).required.iter().for_each(|name| add(name, true));
         }
-        // Names that are listed may come once each.
+        // Listed names occur at most once.
         for name in self.listed_names(names) {
             add(&name, false);
         }
@@ -169,13 +171,13 @@ impl Compiler {
             let key = serde_json::Value::from(name.as_str());
             let is_name = names.iter().all(|id| check::admits(&self.nodes, *id, &key));
             let ids: Vec<Id> = set.iter().flat_map(|held| self.node(*held).property(&name)).collect();
-            let value = if is_name { self.value(ids) } else { Part::Never };
+            let value = if is_name { self.value(ids) } else { RulePart::Never };
             listed.push(Listed { name, value, is_required });
         }
         listed
     }
 
-    /// The names that `propertyNames` lists one by one.
+    /// Names that `propertyNames` enumerates.
     fn listed_names(&self, names: &[Id]) -> Vec<String> {
         let allowed = names.iter().find_map(|id| self.nodes[*id].allowed.as_ref());
         let names = allowed.into_iter().flatten().filter_map(|name| name.as_str().map(str::to_owned));
@@ -232,14 +234,14 @@ impl Compiler {
                 parts
             });
             let key = if is_free { self.rules.token(free_string(0, None)) } else { self.quoted(&names) };
-            if key != Part::Never {
+            if key != RulePart::Never {
                 others.push(Other { key, names, value });
             }
         }
         Ok(others)
     }
 
-    /// The nodes of a property that matches these patterns and no others.
+    /// Nodes of a property that matches these patterns and no others.
     fn ids_of_others(&self, set: &[Held], patterns: &[(usize, Rx)], chosen: &[usize]) -> Vec<Id> {
         let mut ids = Vec::new();
         let has_additional = set.iter().any(|held| self.node(*held).additional.is_some());
@@ -262,8 +264,9 @@ impl Compiler {
         ids
     }
 
-    /// Members and the closing brace, as states: how many listed properties were passed, and how many members there are.
-    fn members(&mut self, members: &mut Members) -> Part {
+    /// Rule of members and the closing brace. A state is the number of listed properties passed and
+    /// of members so far.
+    fn members(&mut self, members: &mut Members) -> RulePart {
         let first = self.state(members, 0, 0);
         let mut open = vec![(0, 0)];
         while let Some((at, n)) = open.pop() {
@@ -283,28 +286,28 @@ impl Compiler {
                 }
                 let name = serde_json::Value::from(members.listed[at].name.as_str()).to_string();
                 let value = members.listed[at].value.clone();
-                let comma = if n > 0 { self.style.comma() } else { Part::Empty };
-                let rest = Part::Rule(self.state(members, next.0, next.1));
-                options.push(Part::seq([comma, Part::text(name), self.style.colon(), value, rest]));
+                let comma = if n > 0 { self.style.comma() } else { RulePart::Empty };
+                let rest = RulePart::Rule(self.state(members, next.0, next.1));
+                options.push(RulePart::seq([comma, RulePart::text(name), self.style.colon(), value, rest]));
             }
             if !is_required {
                 let next = (at + 1, n);
                 if !members.states.contains_key(&next) {
                     open.push(next);
                 }
-                options.push(Part::Rule(self.state(members, next.0, next.1)));
+                options.push(RulePart::Rule(self.state(members, next.0, next.1)));
             }
-            self.rules.close(rule, Part::alt(options));
+            self.rules.close(rule, RulePart::alt(options));
         }
-        Part::Rule(first)
+        RulePart::Rule(first)
     }
 
     fn state(&mut self, members: &mut Members, at: usize, n: usize) -> usize {
         *members.states.entry((at, n)).or_insert_with(|| self.rules.open())
     }
 
-    /// Members that are not listed, after `n` that are.
-    fn last_members(&mut self, members: &Members, n: usize) -> Part {
+    /// Rule of unlisted members, after `n` listed ones.
+    fn last_members(&mut self, members: &Members, n: usize) -> RulePart {
         let (style_end, style_empty) = (self.style.close(false, "}"), self.style.close(true, "}"));
         let end = if n == 0 { style_empty } else { style_end.clone() };
         let n_missing = members.min.saturating_sub(n);
@@ -315,26 +318,26 @@ impl Compiler {
         }
         if !members.others.is_empty() && n_left != Some(0) {
             let comma = self.style.comma();
-            let others: Vec<Part> = members
+            let others: Vec<RulePart> = members
                 .others
                 .iter()
-                .map(|other| Part::seq([other.key.clone(), self.style.colon(), other.value.clone()]))
+                .map(|other| RulePart::seq([other.key.clone(), self.style.colon(), other.value.clone()]))
                 .collect();
-            let other = Part::Rule(self.rules.open());
-            if let Part::Rule(rule) = other {
-                self.rules.close(rule, Part::alt(others));
+            let other = RulePart::Rule(self.rules.open());
+            if let RulePart::Rule(rule) = other {
+                self.rules.close(rule, RulePart::alt(others));
             }
-            let first = if n > 0 { comma.clone() } else { Part::Empty };
+            let first = if n > 0 { comma.clone() } else { RulePart::Empty };
             let more = |from: usize, min: usize| {
-                let again = Part::seq([comma.clone(), other.clone()]);
-                Part::repeat(again, min, n_left.map(|left| left.saturating_sub(from)))
+                let again = RulePart::seq([comma.clone(), other.clone()]);
+                RulePart::repeat(again, min, n_left.map(|left| left.saturating_sub(from)))
             };
             if (2..=N_LETTERS).contains(&n_missing) {
-                let tail = Part::seq([more(n_missing, 0), style_end]);
+                let tail = RulePart::seq([more(n_missing, 0), style_end]);
                 let counted = self.counted(members, n_missing, tail);
-                options.push(Part::seq([first, counted]));
+                options.push(RulePart::seq([first, counted]));
             } else {
-                options.push(Part::seq([
+                options.push(RulePart::seq([
                     first,
                     other.clone(),
                     more(1, n_missing.saturating_sub(1)),
@@ -342,11 +345,12 @@ impl Compiler {
                 ]));
             }
         }
-        Part::alt(options)
+        RulePart::alt(options)
     }
 
-    /// So many members that are not listed, whose names begin with different letters: a name that is written twice counts once.
-    fn counted(&mut self, members: &Members, n_wanted: usize, tail: Part) -> Part {
+    /// Rule of a number of unlisted members whose names begin with different letters, since a
+    /// repeated name counts once.
+    fn counted(&mut self, members: &Members, n_wanted: usize, tail: RulePart) -> RulePart {
         let (one, then) = (self.rules.open(), self.rules.open());
         self.rules.with_parameter(one);
         self.rules.with_parameter(then);
@@ -355,30 +359,30 @@ impl Compiler {
             let begins = first_letter(letter);
             for other in &members.others {
                 let key = self.quoted(&all_of(vec![begins.clone(), other.names.clone()]));
-                let next = Part::With(then, "set_bit({})", letter);
-                let member = Part::seq([key, self.style.colon(), other.value.clone(), next]);
-                options.push(match member {
-                    Part::Never => Part::Never,
-                    member => Part::When(Box::new(member), format!("bit_clear({letter})")),
+                let next = RulePart::With(then, "set_bit({})", letter);
+                let member = RulePart::seq([key, self.style.colon(), other.value.clone(), next]);
+                options.push(match member == RulePart::Never {
+                    true => RulePart::Never,
+                    false => RulePart::When(Box::new(member), format!("bit_clear({letter})")),
                 });
             }
         }
-        self.rules.close(one, Part::alt(options));
-        let again = Part::seq([self.style.comma(), Part::With(one, "_", 0)]);
+        self.rules.close(one, RulePart::alt(options));
+        let again = RulePart::seq([self.style.comma(), RulePart::With(one, "_", 0)]);
         let end = self.rules.open();
         self.rules.close(end, tail);
         self.rules.close(
             then,
-            Part::alt([
-                Part::When(Box::new(again), format!("bit_count_lt(_, {n_wanted})")),
-                Part::When(Box::new(Part::Rule(end)), format!("bit_count_ge(_, {n_wanted})")),
+            RulePart::alt([
+                RulePart::When(Box::new(again), format!("bit_count_lt(_, {n_wanted})")),
+                RulePart::When(Box::new(RulePart::Rule(end)), format!("bit_count_ge(_, {n_wanted})")),
             ]),
         );
-        Part::With(one, "0x0", 0)
+        RulePart::With(one, "0x0", 0)
     }
 }
 
-/// The sets of patterns that a name may match, each by places in a list; the empty one last.
+/// Sets of patterns that a name may match, each by indices in a list; the empty set is last.
 fn choices(n_patterns: usize) -> Vec<Vec<usize>> {
     if n_patterns > MAX_OVERLAPS {
         return (0..n_patterns).map(|n| vec![n]).chain([Vec::new()]).collect();
@@ -387,7 +391,7 @@ fn choices(n_patterns: usize) -> Vec<Vec<usize>> {
     (0..1_usize << n_patterns).rev().map(of).collect()
 }
 
-/// Names that begin with this letter of the alphabet, in either case; the last are all others.
+/// Names with this first letter of the alphabet, in either case; the last set has all others.
 fn first_letter(n: usize) -> Rx {
     let letters = CharSet::of([(0x41, 0x5a), (0x61, 0x7a)]);
     match u32::try_from(n).ok().filter(|n| *n < 26) {

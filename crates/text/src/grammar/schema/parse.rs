@@ -1,4 +1,4 @@
-//! A user's schema as [`Node`]s.
+//! Conversion of a user's schema to [`Node`]s.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -12,28 +12,28 @@ use super::reference::{Document, Target};
 use super::rx::Rx;
 use super::{format, pattern};
 
-/// The most nodes of one schema, those of negations included.
+/// Most nodes of one schema, with those of negations.
 const MAX_NODES: usize = 50_000;
-/// The most properties of one object, and values of one `enum`.
+/// Most properties of one object, and values of one `enum`.
 const MAX_LISTED: usize = 5_000;
-/// The largest count that llguidance reads.
+/// Largest count that llguidance reads.
 const MAX_COUNT: usize = i32::MAX as usize;
-/// The most names of properties that are matched with patterns, for one object.
+/// Most names of properties that are matched with patterns, for one object.
 const MAX_MATCHED: usize = 20_000;
-/// Branches of a `oneOf` that are compared with each other.
+/// Most branches of a `oneOf` that are compared with each other.
 const MAX_BRANCHES: usize = 150;
 
 /// Nodes of a schema; the first is its root.
 pub(super) struct Nodes {
     pub(super) nodes: Vec<Node>,
-    /// Keys that are not enforced, with where they stand.
+    /// Keys that are not enforced, with their paths.
     pub(super) unenforced: BTreeSet<(&'static str, String)>,
 }
 
-/// Read a schema; `is_open` if objects that list properties may have others.
+/// Parses a schema. With `is_open`, objects that list properties may have others.
 ///
 /// # Errors
-/// A key has a value that it cannot have, a reference leads nowhere, or the schema is too large.
+/// A key has an invalid value, the target of a reference is missing, or the schema is too large.
 pub(super) fn nodes(schema: &Value, is_open: bool, effort: Effort) -> Result<Nodes, String> {
     let mut parser = Parser {
         document: Document::new(schema),
@@ -73,7 +73,7 @@ pub(super) struct Parser<'a> {
     pub(super) effort: Effort,
     pub(super) nodes: Vec<Node>,
     unenforced: BTreeSet<(&'static str, String)>,
-    /// By the address of a schema in the document and its base.
+    /// Nodes by the address of their schema in the document, and its base.
     seen: HashMap<(*const Value, String), Id>,
     pending: VecDeque<(Id, &'a Value, String, String)>,
     /// Nodes with the branches of their `oneOf`.
@@ -82,7 +82,7 @@ pub(super) struct Parser<'a> {
     pending_negations: VecDeque<(Id, Id, &'static str)>,
 }
 
-/// One schema that is being read.
+/// One schema that is being parsed.
 struct Reader<'a, 'r> {
     object: &'a Map<String, Value>,
     base: &'r str,
@@ -90,7 +90,7 @@ struct Reader<'a, 'r> {
 }
 
 impl<'a> Reader<'a, '_> {
-    /// The value of a key; generators write null for what they have nothing to say about.
+    /// The value of a key. Null counts as missing, since schema generators write it for unset keys.
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }
@@ -114,7 +114,7 @@ impl<'a> Reader<'a, '_> {
         let number = number.ok_or_else(|| self.wrong(key, "a whole number of at least 0"))?;
         match usize::try_from(number).ok().filter(|number| *number <= MAX_COUNT) {
             Some(number) => Ok(Some(number)),
-            // No answer is so long.
+            // No answer is that long.
             None if key.starts_with("max") => Ok(None),
             None => Err(self.wrong(key, &format!("at most {MAX_COUNT}"))),
         }
@@ -158,7 +158,7 @@ impl<'a> Reader<'a, '_> {
 }
 
 impl<'a> Parser<'a> {
-    /// The node of a schema, read now or later.
+    /// The node of a schema, parsed now or later.
     fn id(&mut self, schema: &'a Value, base: &str, place: &str) -> Id {
         let base = self.document.base(schema, base);
         if let Some(id) = self.seen.get(&(std::ptr::from_ref(schema), base.clone())) {
@@ -179,7 +179,7 @@ impl<'a> Parser<'a> {
         self.unenforced.insert((key, place.to_owned()));
     }
 
-    /// A node that holds where this one does not, made later.
+    /// The negation of a node, made later.
     pub(super) fn negation(&mut self, id: Id, key: &'static str) -> Id {
         if let Some(negation) = self.negations.get(&id) {
             return *negation;
@@ -192,7 +192,7 @@ impl<'a> Parser<'a> {
         negation
     }
 
-    /// A branch of a `oneOf` without what another branch takes too.
+    /// A branch of a `oneOf` without the values of another branch.
     fn apart(&mut self, branch: Id, branches: &[Id]) -> Id {
         if branches.len() > MAX_BRANCHES {
             let place = self.nodes[branch].place.clone();
@@ -297,7 +297,8 @@ impl<'a> Parser<'a> {
         node.max_length = reader.count("maxLength")?.map(length);
         if let Some(value) = reader.get("pattern") {
             let text = value.as_str().ok_or_else(|| reader.wrong("pattern", "a regular expression"))?;
-            // Decimals of pydantic lack the end of some branches, so that by the letter any text would do.
+            // Pydantic's pattern for decimals lacks the end of some branches, so it would match any
+            // text.
             let text = match text.starts_with("^(?!^[-+.]*$)") {
                 true => format!("^(?:{text})$"),
                 false => text.to_owned(),
@@ -314,7 +315,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// The texts of an expression; `None`, and a report, where it has what is not supported.
+    /// The texts of a regular expression; `None`, and a report, if it has unsupported features.
     fn pattern(&mut self, key: &'static str, text: &str, place: &str) -> Result<Option<Rx>, String> {
         match pattern::search(text) {
             Ok(rx) => Ok(Some(rx)),
@@ -330,7 +331,7 @@ impl<'a> Parser<'a> {
 
     fn arrays(&mut self, reader: &Reader<'a, '_>, node: &mut Node) -> Result<(), String> {
         let (prefix, rest) = match (reader.get("prefixItems"), reader.get("items")) {
-            // Until 2019-09 a list of `items` was what `prefixItems` is now.
+            // Before draft 2020-12, a list of `items` was today's `prefixItems`.
             (None, Some(Value::Array(items))) => (Some(("items", items)), Some("additionalItems")),
             (Some(_), _) => (reader.list("prefixItems")?.map(|items| ("prefixItems", items)), Some("items")),
             (None, _) => (None, Some("items")),
@@ -399,7 +400,7 @@ impl<'a> Parser<'a> {
             node.unevaluated = Some(self.child(reader, schema, "unevaluatedProperties"));
         }
         match reader.get("required") {
-            // Draft 3 had a boolean at the property itself.
+            // Draft 3 has a boolean in the property itself.
             None | Some(Value::Bool(_)) => {}
             Some(value) => node.required = reader.names("required", value)?,
         }
@@ -421,7 +422,7 @@ impl<'a> Parser<'a> {
                     self.report(key, reader.place);
                     node.is_partial = true;
                 }
-                Target::Missing => return Err(reader.wrong(key, "the place of a schema in this document")),
+                Target::Missing => return Err(reader.wrong(key, "a reference to a schema in this document")),
             }
         }
         Ok(())
@@ -429,7 +430,7 @@ impl<'a> Parser<'a> {
 
     fn combinations(&mut self, reader: &Reader<'a, '_>, node: &mut Node) -> Result<(), String> {
         for key in ["allOf", "anyOf", "oneOf"] {
-            // An empty list is not valid, and says nothing.
+            // An empty list is invalid and has no effect.
             let Some(schemas) = reader.list(key)?.filter(|schemas| !schemas.is_empty()) else { continue };
             let ids: Vec<Id> = schemas
                 .iter()

@@ -1,23 +1,25 @@
-//! Regular expressions of ECMAScript, as the keyword `pattern` has them, as regular languages of whole texts.
+//! Regular expressions of ECMAScript, from the keyword `pattern`, as regular languages of whole
+//! texts.
 //!
-//! A lookahead is an intersection with the rest of the text, and an anchor a condition on what is before or after, so that
-//! neither is left over. References to groups, lookbehind and word boundaries are not read.
+//! A lookahead becomes an intersection with the rest of the text, and an anchor a condition on the
+//! text before or after it, so neither remains. References to groups, lookbehind and word
+//! boundaries are not supported.
 
 use super::rx::{CharSet, Rx};
 
-/// Groups inside each other.
+/// Most nested groups.
 const MAX_DEPTH: usize = 100;
-/// Parts of the language, since a lookahead copies what comes after it.
+/// Most parts of the language, since a lookahead copies the part after it.
 const MAX_SIZE: usize = 20_000;
-/// The most times that a part is asked for.
+/// Most repetitions of a part.
 const MAX_REPEAT: u32 = 100_000;
 
-/// Why there is no language of an expression.
+/// Reason why an expression has no language.
 #[derive(Debug, PartialEq)]
 pub(super) enum PatternError {
-    /// It is an expression, with something that is not supported.
+    /// The expression is valid and has unsupported features.
     Unsupported(String),
-    /// It is none.
+    /// The text is not an expression.
     Malformed(String),
 }
 
@@ -35,20 +37,20 @@ fn malformed<T>(what: impl Into<String>) -> Result<T, PatternError> {
     Err(PatternError::Malformed(what.into()))
 }
 
-/// An expression as it is written.
+/// An expression as written.
 #[derive(Clone, Debug)]
-enum Node {
+enum PatternNode {
     Empty,
     Set(CharSet),
-    Cat(Vec<Node>),
-    Alt(Vec<Node>),
-    Repeat(Box<Node>, u32, Option<u32>),
+    Cat(Vec<PatternNode>),
+    Alt(Vec<PatternNode>),
+    Repeat(Box<PatternNode>, u32, Option<u32>),
     Start,
     End,
-    Ahead(Box<Node>, bool),
+    Ahead(Box<PatternNode>, bool),
 }
 
-/// What is known about the text before a place.
+/// Facts about the text before a position.
 #[derive(Clone, Copy, PartialEq)]
 enum Before {
     Nothing,
@@ -59,9 +61,9 @@ enum Before {
 /// The texts in which the expression matches anywhere.
 ///
 /// # Errors
-/// What cannot be read, or is not supported.
+/// The expression is invalid or has unsupported features.
 pub(super) fn search(pattern: &str) -> Result<Rx, PatternError> {
-    let mut parser = Parser { chars: pattern.chars().collect(), at: 0, depth: 0, both_cases: false };
+    let mut parser = PatternParser { chars: pattern.chars().collect(), at: 0, depth: 0, both_cases: false };
     let node = parser.alternatives()?;
     if parser.at < parser.chars.len() {
         return malformed(format!("an unexpected {:?} at character {}", parser.chars[parser.at], parser.at));
@@ -81,61 +83,65 @@ pub(super) fn search(pattern: &str) -> Result<Rx, PatternError> {
     }
 }
 
-/// The texts that the whole expression matches; for expressions of our own.
+/// The texts that the whole expression matches; for expressions of this crate.
 pub(super) fn whole(pattern: &str) -> Rx {
     search(&format!("^(?:{pattern})$")).unwrap_or(Rx::Never)
 }
 
-impl Node {
+impl PatternNode {
     fn has_start(&self) -> bool {
         match self {
-            Node::Start => true,
-            Node::Empty | Node::Set(_) | Node::End => false,
-            Node::Cat(parts) | Node::Alt(parts) => parts.iter().any(Node::has_start),
-            Node::Repeat(inner, _, _) | Node::Ahead(inner, _) => inner.has_start(),
+            PatternNode::Start => true,
+            PatternNode::Empty | PatternNode::Set(_) | PatternNode::End => false,
+            PatternNode::Cat(parts) | PatternNode::Alt(parts) => parts.iter().any(PatternNode::has_start),
+            PatternNode::Repeat(inner, _, _) | PatternNode::Ahead(inner, _) => inner.has_start(),
         }
     }
 
-    /// The language, where it has no anchors and no lookahead.
+    /// The language, if it has no anchors and no lookahead.
     fn plain(&self) -> Option<Rx> {
         Some(match self {
-            Node::Empty => Rx::Empty,
-            Node::Set(set) if set.is_empty() => Rx::Never,
-            Node::Set(set) => Rx::Set(set.clone()),
-            Node::Cat(parts) => Rx::cat(parts.iter().map(Node::plain).collect::<Option<Vec<_>>>()?),
-            Node::Alt(parts) => Rx::alt(parts.iter().map(Node::plain).collect::<Option<Vec<_>>>()?),
-            Node::Repeat(_, _, Some(0)) => Rx::Empty,
-            Node::Repeat(inner, min, max) => Rx::Repeat(Box::new(inner.plain()?), *min, *max),
-            Node::Start | Node::End | Node::Ahead(..) => return None,
+            PatternNode::Empty => Rx::Empty,
+            PatternNode::Set(set) if set.is_empty() => Rx::Never,
+            PatternNode::Set(set) => Rx::Set(set.clone()),
+            PatternNode::Cat(parts) => {
+                Rx::cat(parts.iter().map(PatternNode::plain).collect::<Option<Vec<_>>>()?)
+            }
+            PatternNode::Alt(parts) => {
+                Rx::alt(parts.iter().map(PatternNode::plain).collect::<Option<Vec<_>>>()?)
+            }
+            PatternNode::Repeat(_, _, Some(0)) => Rx::Empty,
+            PatternNode::Repeat(inner, min, max) => Rx::Repeat(Box::new(inner.plain()?), *min, *max),
+            PatternNode::Start | PatternNode::End | PatternNode::Ahead(..) => return None,
         })
     }
 
-    /// What is known after this node.
+    /// Facts about the text after this node.
     fn then(&self, before: Before) -> Before {
         match self {
-            Node::Start | Node::End | Node::Ahead(..) | Node::Empty => before,
-            Node::Set(_) => Before::Something,
-            Node::Cat(parts) => parts.iter().fold(before, |before, part| part.then(before)),
-            Node::Alt(parts) => {
+            PatternNode::Start | PatternNode::End | PatternNode::Ahead(..) | PatternNode::Empty => before,
+            PatternNode::Set(_) => Before::Something,
+            PatternNode::Cat(parts) => parts.iter().fold(before, |before, part| part.then(before)),
+            PatternNode::Alt(parts) => {
                 let mut all = parts.iter().map(|part| part.then(before));
                 let first = all.next().unwrap_or(before);
                 if all.all(|other| other == first) { first } else { Before::Unknown }
             }
-            Node::Repeat(inner, min, _) => match inner.then(before) {
+            PatternNode::Repeat(inner, min, _) => match inner.then(before) {
                 after if after == before || *min > 0 => after,
                 Before::Nothing | Before::Something | Before::Unknown => Before::Unknown,
             },
         }
     }
 
-    /// The texts of this node and then of `rest`.
+    /// The texts of this node followed by those of `rest`.
     fn followed_by(&self, rest: Rx, before: Before) -> Result<Rx, PatternError> {
         if let Some(plain) = self.plain() {
             return Ok(Rx::cat([plain, rest]));
         }
         Ok(match self {
-            Node::Empty | Node::Set(_) => rest,
-            Node::Cat(parts) => {
+            PatternNode::Empty | PatternNode::Set(_) => rest,
+            PatternNode::Cat(parts) => {
                 let mut known = vec![before];
                 for part in parts {
                     known.push(part.then(known[known.len() - 1]));
@@ -149,21 +155,23 @@ impl Node {
                 }
                 rest
             }
-            Node::Alt(options) => {
+            PatternNode::Alt(options) => {
                 let all = options.iter().map(|option| option.followed_by(rest.clone(), before));
                 Rx::alt(all.collect::<Result<Vec<_>, _>>()?)
             }
-            Node::Repeat(inner, 0, Some(1)) => Rx::alt([inner.followed_by(rest.clone(), before)?, rest]),
-            Node::Repeat(inner, 1, Some(1)) => inner.followed_by(rest, before)?,
-            Node::Repeat(..) => return unsupported("an anchor or a lookahead that is repeated"),
-            Node::Start => match before {
+            PatternNode::Repeat(inner, 0, Some(1)) => {
+                Rx::alt([inner.followed_by(rest.clone(), before)?, rest])
+            }
+            PatternNode::Repeat(inner, 1, Some(1)) => inner.followed_by(rest, before)?,
+            PatternNode::Repeat(..) => return unsupported("an anchor or a lookahead that is repeated"),
+            PatternNode::Start => match before {
                 Before::Nothing => rest,
                 Before::Something => Rx::Never,
-                Before::Unknown => return unsupported("a ^ after what may be empty"),
+                Before::Unknown => return unsupported("a ^ after a part that may be empty"),
             },
-            Node::End if rest.is_nullable() => Rx::Empty,
-            Node::End => Rx::Never,
-            Node::Ahead(inner, is_negative) => {
+            PatternNode::End if rest.is_nullable() => Rx::Empty,
+            PatternNode::End => Rx::Never,
+            PatternNode::Ahead(inner, is_negative) => {
                 let ahead = inner.followed_by(Rx::anything(), before)?;
                 Rx::and([rest, if *is_negative { ahead.not() } else { ahead }])
             }
@@ -171,14 +179,14 @@ impl Node {
     }
 }
 
-struct Parser {
+struct PatternParser {
     chars: Vec<char>,
     at: usize,
     depth: usize,
     both_cases: bool,
 }
 
-impl Parser {
+impl PatternParser {
     fn peek(&self) -> Option<char> {
         self.chars.get(self.at).copied()
     }
@@ -191,7 +199,7 @@ impl Parser {
         is_there
     }
 
-    fn alternatives(&mut self) -> Result<Node, PatternError> {
+    fn alternatives(&mut self) -> Result<PatternNode, PatternError> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
             return unsupported(format!("groups are nested more than {MAX_DEPTH} deep"));
@@ -201,10 +209,10 @@ impl Parser {
             options.push(self.sequence()?);
         }
         self.depth -= 1;
-        Ok(if options.len() == 1 { options.remove(0) } else { Node::Alt(options) })
+        Ok(if options.len() == 1 { options.remove(0) } else { PatternNode::Alt(options) })
     }
 
-    fn sequence(&mut self) -> Result<Node, PatternError> {
+    fn sequence(&mut self) -> Result<PatternNode, PatternError> {
         let mut parts = Vec::new();
         while let Some(c) = self.peek() {
             if c == '|' || c == ')' {
@@ -214,13 +222,13 @@ impl Parser {
             parts.push(self.quantified(part)?);
         }
         Ok(match parts.len() {
-            0 => Node::Empty,
+            0 => PatternNode::Empty,
             1 => parts.remove(0),
-            _ => Node::Cat(parts),
+            _ => PatternNode::Cat(parts),
         })
     }
 
-    fn quantified(&mut self, part: Node) -> Result<Node, PatternError> {
+    fn quantified(&mut self, part: PatternNode) -> Result<PatternNode, PatternError> {
         let (min, max) = match self.peek() {
             Some('*') => (0, None),
             Some('+') => (1, None),
@@ -230,7 +238,7 @@ impl Parser {
                     self.at = end - 1;
                     (min, max)
                 }
-                // A brace that begins no count is itself.
+                // A brace that begins no count is a literal.
                 None => return Ok(part),
             },
             Some(_) | None => return Ok(part),
@@ -245,10 +253,10 @@ impl Parser {
         if min > MAX_REPEAT || max.is_some_and(|max| max > MAX_REPEAT) {
             return unsupported(format!("a repetition of over {MAX_REPEAT}"));
         }
-        Ok(Node::Repeat(Box::new(part), min, max))
+        Ok(PatternNode::Repeat(Box::new(part), min, max))
     }
 
-    /// `{a}`, `{a,}` or `{a,b}`, and where it ends.
+    /// `{a}`, `{a,}` or `{a,b}`, and its length.
     fn counts(&self) -> Option<(u32, Option<u32>, usize)> {
         let length = self.chars[self.at..].iter().position(|c| *c == '}')?;
         let body: String = self.chars[self.at + 1..self.at + length].iter().collect();
@@ -264,7 +272,7 @@ impl Parser {
         }
     }
 
-    /// Whether the brace just read begins a count.
+    /// Returns true if the brace just read begins a count.
     fn is_count(&mut self) -> bool {
         self.at -= 1;
         let is_count = self.counts().is_some();
@@ -272,16 +280,16 @@ impl Parser {
         is_count
     }
 
-    fn set(&self, set: CharSet) -> Node {
-        Node::Set(if self.both_cases { set.of_both_cases() } else { set })
+    fn set(&self, set: CharSet) -> PatternNode {
+        PatternNode::Set(if self.both_cases { set.of_both_cases() } else { set })
     }
 
-    fn atom(&mut self) -> Result<Node, PatternError> {
-        let Some(c) = self.peek() else { return Ok(Node::Empty) };
+    fn atom(&mut self) -> Result<PatternNode, PatternError> {
+        let Some(c) = self.peek() else { return Ok(PatternNode::Empty) };
         self.at += 1;
         Ok(match c {
-            '^' => Node::Start,
-            '$' => Node::End,
+            '^' => PatternNode::Start,
+            '$' => PatternNode::End,
             '.' => self.set(CharSet::of([(0x0a, 0x0a), (0x0d, 0x0d), (0x2028, 0x2029)]).negated()),
             '(' => return self.group(),
             '[' => return self.class(),
@@ -291,11 +299,11 @@ impl Parser {
                 Some('b' | 'B') => return unsupported("a word boundary"),
                 Some('A') => {
                     self.at += 1;
-                    Node::Start
+                    PatternNode::Start
                 }
                 Some('Z' | 'z') => {
                     self.at += 1;
-                    Node::End
+                    PatternNode::End
                 }
                 Some(c @ ('1'..='9' | 'k')) => return unsupported(format!("\\{c}, a reference to a group")),
                 Some(_) | None => {
@@ -307,7 +315,7 @@ impl Parser {
         })
     }
 
-    fn group(&mut self) -> Result<Node, PatternError> {
+    fn group(&mut self) -> Result<PatternNode, PatternError> {
         let outer = self.both_cases;
         let mut ahead = None;
         if self.takes("?") {
@@ -333,9 +341,9 @@ impl Parser {
                     }
                     self.at += 1;
                 }
-                // Flags for all that comes after, in this group.
+                // Flags for the rest of this group.
                 if self.takes(")") {
-                    return Ok(Node::Empty);
+                    return Ok(PatternNode::Empty);
                 }
                 self.takes(":");
             }
@@ -346,12 +354,12 @@ impl Parser {
         }
         self.both_cases = outer;
         Ok(match ahead {
-            Some(is_negative) => Node::Ahead(Box::new(inner), is_negative),
+            Some(is_negative) => PatternNode::Ahead(Box::new(inner), is_negative),
             None => inner,
         })
     }
 
-    fn class(&mut self) -> Result<Node, PatternError> {
+    fn class(&mut self) -> Result<PatternNode, PatternError> {
         let is_negative = self.takes("^");
         let mut ranges: Vec<(u32, u32)> = Vec::new();
         loop {
@@ -372,14 +380,14 @@ impl Parser {
                 (Some(_), Some(_)) => {
                     return malformed("a range of characters whose end is before its start");
                 }
-                // `[\w-.]`: the hyphen is itself.
+                // In `[\w-.]` the hyphen is a literal.
                 _ => ranges.extend(low.ranges().chain(high.ranges()).chain([(0x2d, 0x2d)])),
             }
         }
         self.at += 1;
         let set = CharSet::of(ranges);
         let set = if self.both_cases { set.of_both_cases() } else { set };
-        Ok(Node::Set(if is_negative { set.negated() } else { set }))
+        Ok(PatternNode::Set(if is_negative { set.negated() } else { set }))
     }
 
     fn member(&mut self) -> Result<CharSet, PatternError> {
@@ -402,7 +410,7 @@ impl Parser {
         }
     }
 
-    /// After the backslash.
+    /// Parses an escape after the backslash.
     fn escape(&mut self) -> Result<CharSet, PatternError> {
         let Some(c) = self.peek() else { return malformed("a backslash at the end") };
         self.at += 1;
@@ -463,7 +471,7 @@ impl Parser {
             .ok_or_else(|| PatternError::Malformed(format!("the code {digits:?} of a character")))
     }
 
-    /// After `\p`: a class of Unicode.
+    /// Parses a class of Unicode after `\p`.
     fn property(&mut self, is_negative: bool) -> Result<CharSet, PatternError> {
         let length = match self.peek() {
             Some('{') => {
@@ -484,7 +492,7 @@ impl Parser {
     }
 }
 
-/// The one character of a set.
+/// The only character of a set.
 fn single(set: &CharSet) -> Option<u32> {
     let mut ranges = set.ranges();
     match (ranges.next(), ranges.next()) {

@@ -1,23 +1,23 @@
-//! Where a `$ref` leads within its document.
+//! Resolution of `$ref` within its document.
 
 use serde_json::Value;
 
 /// The document, and the schemas in it that have names.
 pub(super) struct Document<'a> {
     root: &'a Value,
-    /// `$id`, resolved.
+    /// Schemas by their resolved `$id`.
     ids: Vec<(String, &'a Value)>,
-    /// `$anchor`, with the `$id` that it belongs to.
+    /// Schemas by `$anchor` and the `$id` of their resource.
     anchors: Vec<(String, String, &'a Value)>,
 }
 
-/// Where a reference leads.
+/// The target of a reference.
 pub(super) enum Target<'a> {
-    /// A schema of the document, and the `$id` that its own references are relative to.
+    /// A schema of the document, and the `$id` that is the base of its own references.
     Here(&'a Value, String),
-    /// Another document, which is not fetched.
+    /// A schema of another document, which is not fetched.
     Elsewhere,
-    /// Nowhere, though it should be in this document.
+    /// A missing schema of this document.
     Missing,
 }
 
@@ -33,7 +33,7 @@ impl<'a> Document<'a> {
         if let Value::Object(object) = value {
             if let Some(id) = id_of(value) {
                 match id.strip_prefix('#') {
-                    // Draft 4 named parts so.
+                    // Draft 4 names parts this way.
                     Some(name) => self.anchors.push((base.clone(), name.to_owned(), value)),
                     None => {
                         base = joined(&base, id);
@@ -48,7 +48,7 @@ impl<'a> Document<'a> {
             }
         }
         match value {
-            // Values are no schemas, whatever they look like.
+            // Values are not schemas, even if they look alike.
             Value::Object(object) => {
                 let schemas = object
                     .iter()
@@ -60,7 +60,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The `$id` that references in a schema are relative to.
+    /// The `$id` that is the base of references in a schema.
     pub(super) fn base(&self, schema: &Value, outer: &str) -> String {
         match id_of(schema).filter(|id| !id.starts_with('#')) {
             Some(id) => joined(outer, id),
@@ -68,7 +68,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Follow a reference from a schema whose base this is.
+    /// Resolves a reference from a schema with this base.
     pub(super) fn target(&self, reference: &str, base: &str) -> Target<'a> {
         let (address, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let fragment = percent_decoded(fragment);
@@ -84,7 +84,7 @@ impl<'a> Document<'a> {
             return Target::Here(resource, wanted);
         }
         let found = match fragment.starts_with('/') {
-            // Many who give parts an `$id` still count from the root of the document.
+            // Many documents give parts an `$id` and still resolve from the root.
             true => resource.pointer(&fragment).or_else(|| self.root.pointer(&fragment)),
             false => {
                 let named = |exact: bool| {
@@ -100,11 +100,11 @@ impl<'a> Document<'a> {
 
 fn id_of(schema: &Value) -> Option<&str> {
     let object = schema.as_object()?;
-    // A property may be called `id`: then its value is a schema.
+    // A property may be called `id`; its value is a schema then.
     object.get("$id").or_else(|| object.get("id"))?.as_str()
 }
 
-/// A reference relative to an address, as far as schemas use that.
+/// A reference relative to an address, in the forms that schemas use.
 fn joined(base: &str, reference: &str) -> String {
     let reference = reference.trim_end_matches('#');
     let has_scheme = reference.split_once(':').is_some_and(|(scheme, _)| !scheme.contains('/'));

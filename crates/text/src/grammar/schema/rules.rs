@@ -1,65 +1,80 @@
-//! Rules of a grammar that is being made, and how llguidance's dialect of Lark writes them.
+//! Rules of a grammar under construction, and their form in llguidance's dialect of Lark.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Write;
 
 use serde_json::Value;
 
-/// Rules inside each other and parentheses, after which a rule of its own is written.
+/// Most nested inlined rules and parentheses; deeper parts get a rule of their own.
 const MAX_INLINE: usize = 12;
 
 /// A part of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Part {
-    /// Nothing can be written here.
+pub(super) enum RulePart {
+    /// Matches no text.
     Never,
     Empty,
-    /// These bytes.
+    /// A literal of these bytes.
     Text(String),
-    /// A terminal, by its place in a list.
+    /// A terminal, by its index in a list.
     Token(usize),
-    /// A rule, by its place in a list.
+    /// A rule, by its index in a list.
     Rule(usize),
-    /// A rule with a parameter: an expression of Lark.
+    /// A rule with a parameter, which is an expression of Lark.
     With(usize, &'static str, usize),
-    Seq(Vec<Part>),
-    Alt(Vec<Part>),
-    /// Only if this condition of Lark holds for the rule's parameter.
-    When(Box<Part>, String),
-    Repeat(Box<Part>, usize, Option<usize>),
-    /// As Lark has it.
+    Seq(Vec<RulePart>),
+    Alt(Vec<RulePart>),
+    /// A part that is allowed only if this condition of Lark holds for the rule's parameter.
+    When(Box<RulePart>, String),
+    Repeat(Box<RulePart>, usize, Option<usize>),
+    /// Text of Lark.
     Raw(String),
 }
 
-impl Part {
-    pub(super) fn text(text: impl Into<String>) -> Part {
-        Part::Text(text.into())
+impl RulePart {
+    pub(super) fn text(text: impl Into<String>) -> RulePart {
+        RulePart::Text(text.into())
     }
 
-    pub(super) fn seq(parts: impl IntoIterator<Item = Part>) -> Part {
+    pub(super) fn seq(parts: impl IntoIterator<Item = RulePart>) -> RulePart {
         let mut flat = Vec::new();
         for part in parts {
             match part {
-                Part::Never => return Part::Never,
-                Part::Empty => {}
-                Part::Seq(parts) => flat.extend(parts),
-                part => flat.push(part),
+                RulePart::Never => return RulePart::Never,
+                RulePart::Empty => {}
+                RulePart::Seq(parts) => flat.extend(parts),
+                RulePart::Text(_)
+                | RulePart::Token(_)
+                | RulePart::Rule(_)
+                | RulePart::With(..)
+                | RulePart::Alt(_)
+                | RulePart::When(..)
+                | RulePart::Repeat(..)
+                | RulePart::Raw(_) => flat.push(part),
             }
         }
         match flat.len() {
-            0 => Part::Empty,
+            0 => RulePart::Empty,
             1 => flat.remove(0),
-            _ => Part::Seq(flat),
+            _ => RulePart::Seq(flat),
         }
     }
 
-    pub(super) fn alt(options: impl IntoIterator<Item = Part>) -> Part {
-        let mut flat: Vec<Part> = Vec::new();
+    pub(super) fn alt(options: impl IntoIterator<Item = RulePart>) -> RulePart {
+        let mut flat: Vec<RulePart> = Vec::new();
         for option in options {
             match option {
-                Part::Never => {}
-                Part::Alt(options) => flat.extend(options),
-                option => flat.push(option),
+                RulePart::Never => {}
+                RulePart::Alt(options) => flat.extend(options),
+                RulePart::Empty
+                | RulePart::Text(_)
+                | RulePart::Token(_)
+                | RulePart::Rule(_)
+                | RulePart::With(..)
+                | RulePart::Seq(_)
+                | RulePart::When(..)
+                | RulePart::Repeat(..)
+                | RulePart::Raw(_) => flat.push(option),
             }
         }
         let mut seen = HashSet::new();
@@ -67,41 +82,41 @@ impl Part {
         let mut is_new = is_new.into_iter();
         flat.retain(|_| is_new.next().unwrap_or(false));
         match flat.len() {
-            0 => Part::Never,
+            0 => RulePart::Never,
             // A condition is written with the options of a rule.
-            1 if !matches!(flat[0], Part::When(..)) => flat.remove(0),
-            _ => Part::Alt(flat),
+            1 if !matches!(flat[0], RulePart::When(..)) => flat.remove(0),
+            _ => RulePart::Alt(flat),
         }
     }
 
-    pub(super) fn repeat(part: Part, min: usize, max: Option<usize>) -> Part {
+    pub(super) fn repeat(part: RulePart, min: usize, max: Option<usize>) -> RulePart {
         match (part, max) {
-            (_, Some(0)) | (Part::Empty, _) => Part::Empty,
-            (Part::Never, _) if min == 0 => Part::Empty,
-            (Part::Never, _) => Part::Never,
+            (_, Some(0)) | (RulePart::Empty, _) => RulePart::Empty,
+            (RulePart::Never, _) if min == 0 => RulePart::Empty,
+            (RulePart::Never, _) => RulePart::Never,
             (part, Some(1)) if min == 1 => part,
-            (part, max) => Part::Repeat(Box::new(part), min, max),
+            (part, max) => RulePart::Repeat(Box::new(part), min, max),
         }
     }
 }
 
 #[derive(Default)]
 pub(super) struct Rules {
-    bodies: Vec<Part>,
+    bodies: Vec<RulePart>,
     parametric: Vec<bool>,
     tokens: Vec<String>,
     token_ids: HashMap<String, usize>,
 }
 
 impl Rules {
-    /// A rule whose body comes later.
+    /// Adds a rule whose body is set later.
     pub(super) fn open(&mut self) -> usize {
-        self.bodies.push(Part::Never);
+        self.bodies.push(RulePart::Never);
         self.parametric.push(false);
         self.bodies.len() - 1
     }
 
-    pub(super) fn close(&mut self, rule: usize, body: Part) {
+    pub(super) fn close(&mut self, rule: usize, body: RulePart) {
         self.bodies[rule] = body;
     }
 
@@ -113,22 +128,22 @@ impl Rules {
         self.bodies.len()
     }
 
-    /// A terminal of this expression of Lark.
-    pub(super) fn token(&mut self, body: String) -> Part {
+    /// Adds a terminal with this expression of Lark.
+    pub(super) fn token(&mut self, body: String) -> RulePart {
         let next = self.tokens.len();
         let id = *self.token_ids.entry(body.clone()).or_insert(next);
         if id == next {
             self.tokens.push(body);
         }
-        Part::Token(id)
+        RulePart::Token(id)
     }
 
-    /// Leave out what can never end. Whether the first rule is left.
+    /// Removes parts that can never end. Returns true if the first rule remains.
     pub(super) fn prune(&mut self) -> bool {
         let mut ends = vec![false; self.bodies.len()];
         loop {
             let mut has_changed = false;
-            // Rules mostly use those that come after them.
+            // Most rules refer to later ones.
             for rule in (0..self.bodies.len()).rev() {
                 if !ends[rule] && can_end(&self.bodies[rule], &ends) {
                     ends[rule] = true;
@@ -140,12 +155,12 @@ impl Rules {
             }
         }
         for body in &mut self.bodies {
-            *body = pruned(std::mem::replace(body, Part::Never), &ends);
+            *body = pruned(std::mem::replace(body, RulePart::Never), &ends);
         }
         ends.first() == Some(&true)
     }
 
-    /// The grammar; its first rule is the start.
+    /// Returns the grammar, whose first rule is the start.
     ///
     /// # Errors
     /// It has more than `max` rules.
@@ -180,40 +195,43 @@ impl Rules {
     }
 }
 
-fn can_end(part: &Part, ends: &[bool]) -> bool {
+fn can_end(part: &RulePart, ends: &[bool]) -> bool {
     match part {
-        Part::Never => false,
-        Part::Empty | Part::Text(_) | Part::Token(_) | Part::Raw(_) => true,
-        Part::Rule(rule) | Part::With(rule, _, _) => ends[*rule],
-        Part::Seq(parts) => parts.iter().all(|part| can_end(part, ends)),
-        Part::Alt(options) => options.iter().any(|option| can_end(option, ends)),
-        Part::When(part, _) => can_end(part, ends),
-        Part::Repeat(part, min, _) => *min == 0 || can_end(part, ends),
+        RulePart::Never => false,
+        RulePart::Empty | RulePart::Text(_) | RulePart::Token(_) | RulePart::Raw(_) => true,
+        RulePart::Rule(rule) | RulePart::With(rule, _, _) => ends[*rule],
+        RulePart::Seq(parts) => parts.iter().all(|part| can_end(part, ends)),
+        RulePart::Alt(options) => options.iter().any(|option| can_end(option, ends)),
+        RulePart::When(part, _) => can_end(part, ends),
+        RulePart::Repeat(part, min, _) => *min == 0 || can_end(part, ends),
     }
 }
 
-fn pruned(part: Part, ends: &[bool]) -> Part {
+fn pruned(part: RulePart, ends: &[bool]) -> RulePart {
     match part {
-        Part::Never | Part::Empty | Part::Text(_) | Part::Token(_) | Part::Raw(_) => part,
-        Part::Rule(rule) | Part::With(rule, _, _) if !ends[rule] => Part::Never,
-        Part::Rule(_) | Part::With(..) => part,
-        Part::Seq(parts) => Part::seq(parts.into_iter().map(|part| pruned(part, ends))),
-        Part::Alt(options) => Part::alt(options.into_iter().map(|option| pruned(option, ends))),
-        // A required property that can have no value leaves no way to the end.
-        Part::When(part, condition) => match pruned(*part, ends) {
-            Part::Never => Part::Never,
-            part => Part::When(Box::new(part), condition),
-        },
-        Part::Repeat(part, min, max) => Part::repeat(pruned(*part, ends), min, max),
+        RulePart::Never | RulePart::Empty | RulePart::Text(_) | RulePart::Token(_) | RulePart::Raw(_) => part,
+        RulePart::Rule(rule) | RulePart::With(rule, _, _) if !ends[rule] => RulePart::Never,
+        RulePart::Rule(_) | RulePart::With(..) => part,
+        RulePart::Seq(parts) => RulePart::seq(parts.into_iter().map(|part| pruned(part, ends))),
+        RulePart::Alt(options) => RulePart::alt(options.into_iter().map(|option| pruned(option, ends))),
+        // A required property without a possible value blocks the way to the end.
+        RulePart::When(part, condition) => {
+            let part = pruned(*part, ends);
+            match part == RulePart::Never {
+                true => RulePart::Never,
+                false => RulePart::When(Box::new(part), condition),
+            }
+        }
+        RulePart::Repeat(part, min, max) => RulePart::repeat(pruned(*part, ends), min, max),
     }
 }
 
-fn count_uses(part: &Part, n_uses: &mut [usize]) {
+fn count_uses(part: &RulePart, n_uses: &mut [usize]) {
     match part {
-        Part::Never | Part::Empty | Part::Text(_) | Part::Token(_) | Part::Raw(_) => {}
-        Part::Rule(rule) | Part::With(rule, _, _) => n_uses[*rule] = n_uses[*rule].saturating_add(1),
-        Part::Seq(parts) | Part::Alt(parts) => parts.iter().for_each(|part| count_uses(part, n_uses)),
-        Part::When(part, _) | Part::Repeat(part, _, _) => count_uses(part, n_uses),
+        RulePart::Never | RulePart::Empty | RulePart::Text(_) | RulePart::Token(_) | RulePart::Raw(_) => {}
+        RulePart::Rule(rule) | RulePart::With(rule, _, _) => n_uses[*rule] = n_uses[*rule].saturating_add(1),
+        RulePart::Seq(parts) | RulePart::Alt(parts) => parts.iter().for_each(|part| count_uses(part, n_uses)),
+        RulePart::When(part, _) | RulePart::Repeat(part, _, _) => count_uses(part, n_uses),
     }
 }
 
@@ -224,10 +242,10 @@ struct Writer<'a> {
     is_written: Vec<bool>,
 }
 
-impl Writer<'_> {
-    /// Options of a rule or between parentheses.
-    fn options(&mut self, part: &Part, depth: usize, out: &mut String) {
-        let Part::Alt(options) = part else { return self.option(part, depth, out) };
+impl<'a> Writer<'a> {
+    /// Writes the options of a rule, or those between parentheses.
+    fn options(&mut self, part: &RulePart, depth: usize, out: &mut String) {
+        let RulePart::Alt(options) = part else { return self.option(part, depth, out) };
         for (n, option) in options.iter().enumerate() {
             if n > 0 {
                 out.push_str(" | ");
@@ -236,76 +254,84 @@ impl Writer<'_> {
         }
     }
 
-    fn option(&mut self, part: &Part, depth: usize, out: &mut String) {
+    fn option(&mut self, part: &RulePart, depth: usize, out: &mut String) {
         match part {
-            Part::When(part, condition) => {
+            RulePart::When(part, condition) => {
                 self.option(part, depth, out);
                 let _ = write!(out, " %if {condition}");
             }
-            Part::Seq(parts) => {
+            RulePart::Seq(parts) => {
                 for (n, part) in parts.iter().enumerate() {
                     if n > 0 {
                         out.push(' ');
                     }
-                    match part {
-                        // Used only here and a sequence itself: needs no parentheses.
-                        Part::Rule(rule) if self.is_inline(*rule, depth) => {
-                            let body = &self.rules.bodies[*rule];
-                            match body {
-                                Part::Seq(_) => self.option(body, depth + 1, out),
-                                body => self.atom(body, depth + 1, out),
-                            }
-                        }
-                        part => self.atom(part, depth, out),
+                    match self.inlined(part, depth) {
+                        // A sequence that is used once needs no parentheses.
+                        Some(body) if matches!(body, RulePart::Seq(_)) => self.option(body, depth + 1, out),
+                        Some(body) => self.atom(body, depth + 1, out),
+                        None => self.atom(part, depth, out),
                     }
                 }
             }
-            Part::Rule(rule) if self.is_inline(*rule, depth) => {
-                let body = &self.rules.bodies[*rule];
-                match body {
-                    Part::Alt(_) => self.atom(body, depth + 1, out),
-                    body => self.option(body, depth + 1, out),
-                }
-            }
-            part => self.atom(part, depth, out),
+            RulePart::Never
+            | RulePart::Empty
+            | RulePart::Text(_)
+            | RulePart::Token(_)
+            | RulePart::Rule(_)
+            | RulePart::With(..)
+            | RulePart::Alt(_)
+            | RulePart::Repeat(..)
+            | RulePart::Raw(_) => match self.inlined(part, depth) {
+                Some(body) if matches!(body, RulePart::Alt(_)) => self.atom(body, depth + 1, out),
+                Some(body) => self.option(body, depth + 1, out),
+                None => self.atom(part, depth, out),
+            },
         }
+    }
+
+    /// The body of a rule that is written in place of its name; `None` for other parts.
+    fn inlined(&self, part: &RulePart, depth: usize) -> Option<&'a RulePart> {
+        let RulePart::Rule(rule) = part else { return None };
+        self.is_inline(*rule, depth).then(|| &self.rules.bodies[*rule])
     }
 
     fn is_inline(&self, rule: usize, depth: usize) -> bool {
         let body = &self.rules.bodies[rule];
-        let is_small =
-            matches!(body, Part::Text(_) | Part::Token(_) | Part::Raw(_) | Part::Empty | Part::Never);
+        let is_small = matches!(
+            body,
+            RulePart::Text(_) | RulePart::Token(_) | RulePart::Raw(_) | RulePart::Empty | RulePart::Never
+        );
         is_small || (self.n_uses[rule] == 1 && depth < MAX_INLINE && !self.rules.parametric[rule])
     }
 
-    fn atom(&mut self, part: &Part, depth: usize, out: &mut String) {
+    fn atom(&mut self, part: &RulePart, depth: usize, out: &mut String) {
         match part {
-            // Pruned before, except where nothing is left at all.
-            Part::Never => out.push_str("/[^\\x00-\\x{10ffff}]/"),
-            Part::Empty => out.push_str("\"\""),
-            Part::Text(text) => out.push_str(&literal(text)),
-            Part::Token(token) => {
+            // Only a grammar without any text still has this after pruning.
+            RulePart::Never => out.push_str("/[^\\x00-\\x{10ffff}]/"),
+            RulePart::Empty => out.push_str("\"\""),
+            RulePart::Text(text) => out.push_str(&literal(text)),
+            RulePart::Token(token) => {
                 let _ = write!(out, "T{token}");
             }
-            Part::Raw(text) => out.push_str(text),
-            Part::Rule(rule) if self.is_inline(*rule, depth) => {
+            RulePart::Raw(text) => out.push_str(text),
+            RulePart::Rule(rule) if self.is_inline(*rule, depth) => {
                 let body = &self.rules.bodies[*rule];
                 self.atom(body, depth + 1, out);
             }
-            Part::Rule(rule) => {
+            RulePart::Rule(rule) => {
                 self.want(*rule);
                 let _ = write!(out, "r{rule}");
             }
-            Part::With(rule, expression, argument) => {
+            RulePart::With(rule, expression, argument) => {
                 self.want(*rule);
                 let _ = write!(out, "r{rule}::{}", expression.replace("{}", &argument.to_string()));
             }
-            Part::Seq(_) | Part::Alt(_) | Part::When(..) => {
+            RulePart::Seq(_) | RulePart::Alt(_) | RulePart::When(..) => {
                 out.push('(');
                 self.options(part, depth + 1, out);
                 out.push(')');
             }
-            Part::Repeat(part, min, max) => {
+            RulePart::Repeat(part, min, max) => {
                 out.push('(');
                 self.options(part, depth + 1, out);
                 let _ = match (min, max) {
@@ -325,7 +351,7 @@ impl Writer<'_> {
     }
 }
 
-/// A text in quotes. Lark wants DEL escaped, which JSON does not.
+/// A quoted text. Lark requires an escape for DEL, which JSON does not.
 fn literal(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

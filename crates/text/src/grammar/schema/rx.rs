@@ -1,18 +1,19 @@
-//! Regular languages of characters: what a `pattern`, a `format`, a length or a range of numbers allows.
+//! Regular languages of characters, for a `pattern`, a `format`, a length or a range of numbers.
 //!
-//! They are written twice: as they are (numbers), and as JSON writes them inside quotes, where some characters are escaped.
-//! Each character has the same spellings everywhere, so that an intersection of quoted languages is the quoted intersection.
+//! They have two spellings: plain for numbers, and that of JSON strings, in which some characters
+//! are escaped. The spellings of a character are the same everywhere. An intersection of quoted
+//! languages is therefore the quoted intersection.
 
 use std::fmt::Write;
 
 use llguidance::derivre::{RegexAst, RegexBuilder};
 
-/// Sorted ranges of code points, both ends included, that neither touch nor overlap.
+/// Sorted ranges of code points, both ends included, which neither touch nor overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CharSet(Vec<(u32, u32)>);
 
 impl CharSet {
-    /// These ranges, in any order.
+    /// Makes a set of ranges in any order.
     pub(super) fn of(ranges: impl IntoIterator<Item = (u32, u32)>) -> CharSet {
         let mut sorted: Vec<(u32, u32)> = ranges.into_iter().filter(|(low, high)| low <= high).collect();
         sorted.sort_unstable();
@@ -30,7 +31,7 @@ impl CharSet {
         CharSet(vec![(c as u32, c as u32)])
     }
 
-    /// Every character.
+    /// The set of all characters.
     pub(super) fn all() -> CharSet {
         CharSet(vec![(0, 0xd7ff), (0xe000, 0x10ffff)])
     }
@@ -43,7 +44,7 @@ impl CharSet {
         self.0.is_empty()
     }
 
-    /// Every other character.
+    /// The set of all other characters.
     pub(super) fn negated(&self) -> CharSet {
         let mut rest = Vec::new();
         for (low, high) in CharSet::all().ranges() {
@@ -62,7 +63,7 @@ impl CharSet {
     }
 
     pub(super) fn without(&self, other: &CharSet) -> CharSet {
-        // De Morgan: what is in neither the complement nor the other.
+        // De Morgan: the complement of what is in the complement or the other set.
         CharSet::of(self.negated().ranges().chain(other.ranges())).negated()
     }
 
@@ -70,7 +71,7 @@ impl CharSet {
         self.ranges().any(|(low, high)| (low..=high).contains(&(c as u32)))
     }
 
-    /// The same with both cases of ASCII letters.
+    /// The set with both cases of its ASCII letters.
     pub(super) fn of_both_cases(&self) -> CharSet {
         let flipped = |from: char, to: char| {
             self.ranges().filter_map(move |(low, high)| {
@@ -81,7 +82,7 @@ impl CharSet {
         CharSet::of(self.ranges().chain(flipped('a', 'A')).chain(flipped('A', 'a')))
     }
 
-    /// As a class of a regular expression.
+    /// Writes the set as a class of a regular expression.
     fn write(&self, out: &mut String) {
         out.push('[');
         for (low, high) in self.ranges() {
@@ -97,9 +98,9 @@ impl CharSet {
 /// A regular language.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Rx {
-    /// No text at all.
+    /// No text.
     Never,
-    /// The empty text alone.
+    /// Only the empty text.
     Empty,
     Set(CharSet),
     Cat(Vec<Rx>),
@@ -110,12 +111,12 @@ pub(super) enum Rx {
 }
 
 impl Rx {
-    /// Any text.
+    /// All texts.
     pub(super) fn anything() -> Rx {
         Rx::Repeat(Box::new(Rx::Set(CharSet::all())), 0, None)
     }
 
-    /// Any text of so many characters.
+    /// All texts of this length in characters.
     pub(super) fn of_length(min: u32, max: Option<u32>) -> Rx {
         Rx::Repeat(Box::new(Rx::Set(CharSet::all())), min, max)
     }
@@ -153,10 +154,11 @@ impl Rx {
     pub(super) fn and(parts: impl IntoIterator<Item = Rx>) -> Rx {
         let mut flat: Vec<Rx> = Vec::new();
         for part in parts {
-            match part {
-                Rx::Never => return Rx::Never,
-                part if part == Rx::anything() || flat.contains(&part) => {}
-                part => flat.push(part),
+            if part == Rx::Never {
+                return Rx::Never;
+            }
+            if part != Rx::anything() && !flat.contains(&part) {
+                flat.push(part);
             }
         }
         match flat.len() {
@@ -170,11 +172,13 @@ impl Rx {
         match self {
             Rx::Not(inner) => *inner,
             Rx::Never => Rx::anything(),
-            other => Rx::Not(Box::new(other)),
+            Rx::Empty | Rx::Set(_) | Rx::Cat(_) | Rx::Alt(_) | Rx::Repeat(..) | Rx::And(_) => {
+                Rx::Not(Box::new(self))
+            }
         }
     }
 
-    /// Whether the empty text is in it.
+    /// Returns true if the language has the empty text.
     pub(super) fn is_nullable(&self) -> bool {
         match self {
             Rx::Never | Rx::Set(_) => false,
@@ -186,7 +190,8 @@ impl Rx {
         }
     }
 
-    /// Whether no intersection and no complement is in it, so that it is one regular expression.
+    /// Returns true if there is no intersection or complement, so that one regular expression
+    /// suffices.
     fn is_simple(&self) -> bool {
         match self {
             Rx::Never | Rx::Empty | Rx::Set(_) => true,
@@ -196,7 +201,7 @@ impl Rx {
         }
     }
 
-    /// How many sets and operators it is made of.
+    /// Number of sets and operators.
     pub(super) fn size(&self) -> usize {
         match self {
             Rx::Never | Rx::Empty | Rx::Set(_) => 1,
@@ -210,14 +215,16 @@ impl Rx {
             return match self {
                 Rx::Never => RegexAst::NoMatch,
                 Rx::Empty => RegexAst::EmptyString,
-                other => RegexAst::Regex(other.regex(Spelling::Plain)),
+                Rx::Set(_) | Rx::Cat(_) | Rx::Alt(_) | Rx::Repeat(..) | Rx::And(_) | Rx::Not(_) => {
+                    RegexAst::Regex(self.regex(CharSpelling::Plain))
+                }
             };
         }
         let all = |parts: &[Rx]| parts.iter().map(Rx::ast).collect();
         match self {
             Rx::Never => RegexAst::NoMatch,
             Rx::Empty => RegexAst::EmptyString,
-            Rx::Set(_) => RegexAst::Regex(self.regex(Spelling::Plain)),
+            Rx::Set(_) => RegexAst::Regex(self.regex(CharSpelling::Plain)),
             Rx::Cat(parts) => RegexAst::Concat(all(parts)),
             Rx::Alt(parts) => RegexAst::Or(all(parts)),
             Rx::And(parts) => RegexAst::And(all(parts)),
@@ -228,7 +235,7 @@ impl Rx {
         }
     }
 
-    /// Whether it holds no text; `None` where that takes too much work to find out.
+    /// Returns true if the language is empty; `None` if deciding that takes too much work.
     pub(super) fn is_never(&self) -> Option<bool> {
         const FUEL: u64 = 20_000;
         if *self == Rx::Never {
@@ -242,7 +249,7 @@ impl Rx {
         Some(builder.to_regex_limited(expression, FUEL).ok()?.always_empty())
     }
 
-    /// Whether a text is in it; `None` where that takes too much work to find out.
+    /// Returns true if the language has a text; `None` if deciding that takes too much work.
     pub(super) fn matches(&self, text: &str) -> Option<bool> {
         const MAX_LENGTH: usize = 4_000;
         let text: Vec<char> = text.chars().take(MAX_LENGTH + 1).collect();
@@ -254,7 +261,7 @@ impl Rx {
         Some(self.ends(&text, &starts)[text.len()])
     }
 
-    /// The places where it may end that begins at any of these.
+    /// Positions at which a match from any of `starts` may end.
     fn ends(&self, text: &[char], starts: &[bool]) -> Vec<bool> {
         let none = || vec![false; starts.len()];
         let each = |of: &dyn Fn(&[bool], usize) -> Vec<bool>| {
@@ -318,14 +325,14 @@ impl Rx {
         }
     }
 
-    /// One regular expression; only for what [`Self::is_simple`].
-    fn regex(&self, spelling: Spelling) -> String {
+    /// The language as one regular expression, if [`Self::is_simple`].
+    fn regex(&self, spelling: CharSpelling) -> String {
         let mut out = String::new();
         self.write_regex(spelling, &mut out);
         out
     }
 
-    fn write_regex(&self, spelling: Spelling, out: &mut String) {
+    fn write_regex(&self, spelling: CharSpelling, out: &mut String) {
         match self {
             Rx::Never => out.push_str("[^\\x00-\\x{10ffff}]"),
             Rx::Empty => out.push_str("(?:)"),
@@ -358,12 +365,12 @@ impl Rx {
         }
     }
 
-    /// An expression of a Lark terminal.
-    pub(super) fn terminal(&self, spelling: Spelling) -> String {
+    /// The language as the expression of a Lark terminal.
+    pub(super) fn terminal(&self, spelling: CharSpelling) -> String {
         if self.is_simple() {
-            return match self {
-                Rx::Empty => "\"\"".into(),
-                other => format!("/{}/", other.regex(spelling)),
+            return match *self == Rx::Empty {
+                true => "\"\"".into(),
+                false => format!("/{}/", self.regex(spelling)),
             };
         }
         let joined = |parts: &[Rx], separator: &str| {
@@ -388,9 +395,9 @@ impl Rx {
         }
     }
 
-    /// A Lark terminal of this text between quotes.
+    /// The language in quotes, as a Lark terminal.
     pub(super) fn quoted(&self) -> String {
-        match self.terminal(Spelling::Json) {
+        match self.terminal(CharSpelling::Json) {
             simple if self.is_simple() && *self != Rx::Empty => {
                 format!("/\"{}\"/", &simple[1..simple.len() - 1])
             }
@@ -399,20 +406,20 @@ impl Rx {
     }
 }
 
-/// How characters are written.
+/// Spelling of characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spelling {
-    /// As they are.
+pub(super) enum CharSpelling {
+    /// The character itself.
     Plain,
-    /// As within a JSON string.
+    /// The spelling within a JSON string.
     Json,
 }
 
-impl Spelling {
+impl CharSpelling {
     fn write(self, set: &CharSet, out: &mut String) {
         match self {
-            Spelling::Plain => set.write(out),
-            Spelling::Json => {
+            CharSpelling::Plain => set.write(out),
+            CharSpelling::Json => {
                 let escaped = CharSet::of([(0, 0x1f), (0x22, 0x22), (0x5c, 0x5c), (0x7f, 0x7f)]);
                 let plain = set.without(&escaped);
                 out.push_str("(?:");
@@ -448,7 +455,7 @@ fn short_escape(c: char) -> Option<char> {
     })
 }
 
-/// A regular expression of `\u00..`, with digits of either case.
+/// A regular expression of `\u00..`, with digits in either case.
 fn long_escape(c: char) -> String {
     let digit = |digit: char| match digit.is_ascii_digit() {
         true => digit.to_string(),
@@ -458,7 +465,8 @@ fn long_escape(c: char) -> String {
     format!("\\\\u00{digits}")
 }
 
-/// Lark terminals of any JSON string, with so many characters; characters that need no escape may be escaped too.
+/// Lark terminals of any JSON string of this length; characters that need no escape may be escaped
+/// too.
 pub(super) fn free_string(min: u32, max: Option<u32>) -> String {
     let character = "(?:[^\"\\\\\\x00-\\x1f\\x7f]|\\\\[\"\\\\\\/bfnrt]|\\\\u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7]\
                      [0-9a-fA-F]{2}|[dD][89aAbB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}))";

@@ -1,29 +1,29 @@
-//! How JSON is written: the white space and the marks between its parts.
+//! The form of JSON: white space and separators between its parts.
 
 use serde_json::Value;
 
-use super::rules::{Part, Rules};
+use super::rules::{RulePart, Rules};
 
-/// One blank, or one end of a line with the indentation of the next: as much as real JSON has between two parts. More would let
-/// a model go on with white space for ever.
+/// One blank, or one line end with the indentation of the next line: the most that real JSON has
+/// between two parts. With more, a model could write white space forever.
 const WHITE_SPACE: &str = "/ |\\r?\\n[ \\t]{0,64}/";
 
-/// What a schema's `x-guidance` says about it.
+/// Options of a schema's `x-guidance`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Style {
     is_compact: bool,
     white_space: Option<String>,
     item_separator: Option<String>,
     key_separator: Option<String>,
-    /// Whether objects that list properties may have others.
+    /// True if objects that list properties may have others.
     pub(super) is_open: Option<bool>,
 }
 
 impl Style {
-    /// Read `x-guidance` at the root of a schema.
+    /// Reads `x-guidance` at the root of a schema.
     ///
     /// # Errors
-    /// An unknown option, a wrong value, or an option that would let through what the schema forbids.
+    /// An option is unknown, has a wrong value, or would allow what the schema forbids.
     pub(super) fn of(schema: &Value) -> Result<Style, String> {
         let mut style = Style::default();
         let Some(options) = schema.get("x-guidance").filter(|options| !options.is_null()) else {
@@ -59,61 +59,61 @@ impl Style {
         Ok(style)
     }
 
-    pub(super) fn parts(&self, rules: &mut Rules) -> Parts {
+    pub(super) fn parts(&self, rules: &mut Rules) -> StyleParts {
         let regex = match &self.white_space {
             Some(pattern) => format!("/{}/", pattern.replace('/', "\\/").replace('\n', "\\n")),
             None => WHITE_SPACE.to_owned(),
         };
         let (gap, blank) = match self.is_compact && self.white_space.is_none() {
-            true => (Part::Empty, Part::Empty),
-            false => (optional(rules.token(regex)), optional(Part::text(" "))),
+            true => (RulePart::Empty, RulePart::Empty),
+            false => (optional(rules.token(regex)), optional(RulePart::text(" "))),
         };
         let mark = |given: &Option<String>, default: &str| match given {
-            // A separator that is given has the white space that it wants.
-            Some(text) => Part::text(text.as_str()),
-            None => Part::seq([blank.clone(), Part::text(default), gap.clone()]),
+            // A given separator includes its own white space.
+            Some(text) => RulePart::text(text.as_str()),
+            None => RulePart::seq([blank.clone(), RulePart::text(default), gap.clone()]),
         };
-        Parts { comma: mark(&self.item_separator, ","), colon: mark(&self.key_separator, ":"), gap }
+        StyleParts { comma: mark(&self.item_separator, ","), colon: mark(&self.key_separator, ":"), gap }
     }
 }
 
-/// What is written between values.
-pub(super) struct Parts {
-    gap: Part,
-    comma: Part,
-    colon: Part,
+/// The text between values.
+pub(super) struct StyleParts {
+    gap: RulePart,
+    comma: RulePart,
+    colon: RulePart,
 }
 
-impl Parts {
+impl StyleParts {
     /// White space after an opening bracket or before a closing one.
-    pub(super) fn gap(&self) -> Part {
+    pub(super) fn gap(&self) -> RulePart {
         self.gap.clone()
     }
 
-    /// Between two items or members.
-    pub(super) fn comma(&self) -> Part {
+    /// Separator of two items or members.
+    pub(super) fn comma(&self) -> RulePart {
         self.comma.clone()
     }
 
-    /// Between a name and its value.
-    pub(super) fn colon(&self) -> Part {
+    /// Separator of a name and its value.
+    pub(super) fn colon(&self) -> RulePart {
         self.colon.clone()
     }
 
-    /// An array or object with nothing in it.
-    pub(super) fn empty(&self, open: &str, close: &str) -> Part {
-        Part::seq([Part::text(open), self.gap(), Part::text(close)])
+    /// An empty array or object.
+    pub(super) fn empty(&self, open: &str, close: &str) -> RulePart {
+        RulePart::seq([RulePart::text(open), self.gap(), RulePart::text(close)])
     }
 
-    /// The end of an array or object, after what is in it.
-    pub(super) fn close(&self, is_empty: bool, mark: &str) -> Part {
+    /// The end of an array or object, after its content.
+    pub(super) fn close(&self, is_empty: bool, mark: &str) -> RulePart {
         match is_empty {
-            true => Part::text(mark),
-            false => Part::seq([self.gap(), Part::text(mark)]),
+            true => RulePart::text(mark),
+            false => RulePart::seq([self.gap(), RulePart::text(mark)]),
         }
     }
 }
 
-fn optional(part: Part) -> Part {
-    Part::repeat(part, 0, Some(1))
+fn optional(part: RulePart) -> RulePart {
+    RulePart::repeat(part, 0, Some(1))
 }

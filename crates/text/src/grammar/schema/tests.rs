@@ -1,7 +1,7 @@
 use super::{format, pattern};
 
 #[test]
-fn formats_take_their_texts_and_no_others() {
+fn formats_accept_their_texts_and_no_others() {
     for (name, good, bad) in [
         ("date", &["2024-02-29", "1999-12-31"][..], &["2023-02-29", "2024-04-31", "24-01-01"][..]),
         ("time", &["10:00:00Z", "23:59:59.5+02:00"], &["24:00:00Z", "10:00Z", "10:00:00"]),

@@ -1,4 +1,4 @@
-//! The form of a transcription: `multipart/form-data`, read field by field, in any order.
+//! The form of a transcription: `multipart/form-data`, parsed field by field in any order.
 
 use axum::extract::multipart::{Field, Multipart, MultipartError};
 use axum::extract::{FromRequest, Request};
@@ -6,12 +6,12 @@ use axum::http::StatusCode;
 use serde_json::Value;
 use speech::{Task, TranscribeOptions, language_code};
 
-use crate::api::sampling::keep_alive;
+use crate::api::keep_alive::keep_alive;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::limits::MAX_BODY;
 use crate::transcriber::TranscribeRequest;
 
-/// Bytes of a field that is no file.
+/// Most bytes of a field other than the file.
 const MAX_FIELD: usize = 64 << 10;
 
 /// `response_format`
@@ -32,10 +32,10 @@ pub(super) struct Granularities {
     pub(super) word: bool,
 }
 
-/// What is asked for.
+/// A parsed form.
 #[derive(Clone, Debug, Default)]
 pub(in crate::api::openai) struct Form {
-    /// Its task is set later, for it is in the path.
+    /// The request; its task comes from the path and is set later.
     pub(super) request: TranscribeRequest,
     pub(super) format: Format,
     pub(super) granularities: Granularities,
@@ -65,18 +65,18 @@ impl<S: Send + Sync> FromRequest<S> for Form {
             } else if is_known(&name) {
                 form.set(&name, text(&name, field).await?)?;
             }
-            // What is not read is skipped.
+            // Skips fields that are not used.
         }
         form.finish()
     }
 }
 
-/// File names are shown in messages.
+/// A file name shortened for messages.
 fn shorten(name: &str) -> String {
     name.chars().take(100).collect()
 }
 
-/// A form that is no form, or one that is too large.
+/// Error of an invalid or too large form.
 fn broken(error: &MultipartError) -> ApiError {
     match error.status() {
         StatusCode::PAYLOAD_TOO_LARGE => {
@@ -104,7 +104,7 @@ async fn text(name: &str, mut field: Field<'_>) -> Result<String> {
         .map_err(|error| ApiError::invalid(name, format!("`{name}` is not UTF-8: {error}")))
 }
 
-/// Lists come with brackets, as OpenAI's clients send them, or without.
+/// Name of a field without brackets, with which OpenAI's clients mark lists.
 fn stem(name: &str) -> &str {
     name.split_once('[').map_or(name, |(stem, _)| stem)
 }
@@ -128,7 +128,7 @@ fn is_known(name: &str) -> bool {
     )
 }
 
-/// Fields that were read so far.
+/// Fields parsed so far.
 #[derive(Default)]
 struct Reading {
     form: Form,
@@ -144,7 +144,7 @@ impl Reading {
         let request = &mut self.form.request;
         match stem(name) {
             "model" => request.model = text,
-            // Clients have fields that may be empty; "auto" is whisper.cpp's word for none.
+            // Clients send empty fields; "auto" is whisper.cpp's word for no language.
             "language" => {
                 let code = language_code(&text);
                 request.options.language = Some(code).filter(|code| !code.is_empty() && code != "auto");
@@ -158,7 +158,7 @@ impl Reading {
                     "verbose_json" => Format::VerboseJson,
                     "vtt" => Format::Vtt,
                     "diarized_json" => {
-                        let expected = "json, text, srt, verbose_json or vtt: speakers are not told apart";
+                        let expected = "json, text, srt, verbose_json or vtt; speakers are not distinguished";
                         return Err(ApiError::unsupported_value("response_format", &text, expected));
                     }
                     _ => return Err(wrong("json, text, srt, verbose_json or vtt")),
@@ -180,10 +180,10 @@ impl Reading {
                     _ => return Err(wrong("true or false")),
                 }
             }
-            // Beams have no probability of each token alone.
+            // Beam search has no probability for each token.
             "include" if text == "logprobs" => return Err(ApiError::unsupported("include")),
             "include" => return Err(wrong("logprobs")),
-            // Windows are cut where the model marks times, whatever is asked; no other strategy is known.
+            // Windows are always cut at the model's timestamps; no other strategy is built.
             "chunking_strategy" if matches!(text.as_str(), "auto" | "") && !name.contains('[') => {}
             "chunking_strategy" => return Err(ApiError::unsupported("chunking_strategy")),
             "seed" => {
@@ -217,7 +217,7 @@ impl Reading {
         if (segment || word) && form.format != Format::VerboseJson {
             return Err(ApiError::invalid(
                 "timestamp_granularities",
-                "`timestamp_granularities` needs `response_format` verbose_json, which has a place for times",
+                "`timestamp_granularities` needs `response_format` verbose_json, the only format with times",
             ));
         }
         if form.is_streamed && !matches!(form.format, Format::Json | Format::Text) {
@@ -243,7 +243,7 @@ impl Form {
     }
 }
 
-/// Where a window's text is not good enough, the next higher temperature is tried, as Whisper does.
+/// Temperatures to try in turn, as Whisper does for a window whose text is not good enough.
 fn temperatures(first: f32) -> Vec<f32> {
     let steps = (0..=5u8).map(|step| f32::from(step) / 5.0);
     std::iter::once(first).chain(steps.filter(|step| *step > first + 1e-3)).collect()
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_wrong_is_named() {
+    async fn errors_name_the_value() {
         for (name, value, kind) in [
             ("temperature", "2", ErrorKind::Invalid),
             ("temperature", "NaN", ErrorKind::Invalid),

@@ -15,7 +15,8 @@ use speech::{Segment, Task, TranscriptWriter, Word, language_name};
 use crate::api::sse;
 use crate::app::App;
 use crate::error::{ApiError, Result};
-use crate::transcriber::{Heard, Transcript, TranscriptEvent, Transcription};
+use crate::transcriber::{Heard, TranscriptEvent};
+use crate::transcription::{Transcript, Transcription};
 use form::{Form, Format, Granularities};
 
 pub(super) async fn transcribe(State(app): State<App>, form: Form) -> Result<Response> {
@@ -31,7 +32,7 @@ async fn create(app: &App, form: Form) -> Result<Response> {
     let task = request.options.task;
     let mut transcription = app.transcribe(request).await?;
     if is_streamed {
-        // What is wrong with the recording is found before the first event, and is the status then.
+        // An invalid recording fails before the first event, so the error has an HTTP status.
         let first = transcription.next().await?;
         return Ok(sse::response(frames(first, transcription)));
     }
@@ -69,7 +70,7 @@ fn subtitles(transcript: &Transcript, format: speech::Format) -> Result<String> 
     String::from_utf8(bytes).map_err(|error| ApiError::internal(error.to_string()))
 }
 
-/// Recordings are counted in whole seconds, begun ones too.
+/// Recordings are billed in whole seconds, rounded up.
 fn usage(heard: &Heard) -> Value {
     json!({ "type": "duration", "seconds": heard.seconds.ceil() as u64 })
 }
@@ -91,7 +92,7 @@ struct Verbose<'a> {
 impl Verbose<'_> {
     fn of(transcript: &Transcript, task: Task, granularities: Granularities) -> Verbose<'_> {
         let Transcript { segments, heard } = transcript;
-        // Words stand beside the segments, without the spaces around them.
+        // Words are listed beside the segments, without the spaces around them.
         let bare = |segment: &Segment| Segment { words: None, ..segment.clone() };
         let words = segments.iter().flat_map(|segment| segment.words.iter().flatten());
         let trimmed = |word: &Word| Word { word: word.word.trim().to_owned(), ..word.clone() };
@@ -100,7 +101,7 @@ impl Verbose<'_> {
                 Task::Transcribe => "transcribe",
                 Task::Translate => "translate",
             },
-            // Of the text: a translation is English.
+            // The language of the text; a translation is English.
             language: match task {
                 Task::Transcribe => language_name(&heard.language),
                 Task::Translate => language_name("en"),
@@ -114,12 +115,12 @@ impl Verbose<'_> {
     }
 }
 
-/// `transcript.text.delta` for each segment, and `transcript.text.done`.
+/// Returns `transcript.text.delta` for each segment, then `transcript.text.done`.
 fn frames(
     first: TranscriptEvent,
     transcription: Transcription,
 ) -> impl Stream<Item = Bytes> + Send + 'static {
-    /// Everything that was said so far, and where the next event comes from; `None` after the last.
+    /// The text so far and the rest of the transcription; `None` after the last event.
     struct State {
         next: Option<Result<TranscriptEvent>>,
         said: String,
@@ -134,7 +135,7 @@ fn frames(
         };
         match event {
             Ok(TranscriptEvent::Segment(segment)) => {
-                // The deltas together are the text of the end.
+                // The deltas joined are the text of the last event.
                 let delta = if said.is_empty() { segment.text.trim_start() } else { &segment.text };
                 said.push_str(delta);
                 let frame = sse::data(&json!({ "type": "transcript.text.delta", "delta": delta }));
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn verbose_json_has_what_was_asked_for() {
+    fn verbose_json_has_the_requested_granularities() {
         let verbose = |segment, word| {
             let granularities = Granularities { segment, word };
             serde_json::to_value(Verbose::of(&transcript(), Task::Transcribe, granularities)).unwrap()

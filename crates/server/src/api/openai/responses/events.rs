@@ -1,90 +1,92 @@
-//! Deltas of an answer as events of a response: items that open and close in order, from which the response is made.
+//! Deltas of an answer as events of a response. Items open and close in order, and the response is
+//! built from them.
 
 use engine::Progress;
 use serde_json::{Map, Value, json};
 
-use super::super::TokenLogprob;
+use super::super::common::{TokenLogprob, new_id};
 use super::super::tools::{self, Freeform, Tool, Tools};
-use super::store::new_id;
 use crate::answer::{Delta, Finish, StopReason, TokenInfo, Usage};
 use crate::api::timing::progress_json;
 
-/// Makes the events of one response. Each is its data; its name is its `type`.
-pub(super) struct Events {
-    /// What the response has beside its status and output.
+/// Makes the events of one response. An event is its data, with its name as `type`.
+pub(super) struct ResponseEvents {
+    /// Fields of the response other than its status and output.
     base: Map<String, Value>,
     with_logprobs: bool,
-    /// Reasoning is given as its own summary.
+    /// True if reasoning is sent as its own summary.
     as_summary: bool,
-    /// What the calls are to the client.
+    /// The tools as the client knows them.
     tools: Tools,
-    /// Number of the next event.
+    /// Sequence number of the next event.
     sequence: usize,
-    /// Items that are whole.
+    /// Completed items.
     output: Vec<Value>,
-    open: Option<Open>,
+    open: Option<OpenItem>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum OutputKind {
     Reasoning,
-    /// Reasoning as its own summary.
+    /// Reasoning sent as its own summary.
     Summary,
     Message,
     Call,
     /// A call of a custom tool.
     Custom,
-    /// A call of the client's search for tools.
+    /// A call of the client's tool search.
     Search,
 }
 
-impl Kind {
-    /// Events of its text are named `response.NAME.delta` and `.done`.
+impl OutputKind {
+    /// Name `NAME` of the item's text events, `response.NAME.delta` and `.done`.
     fn text_event(self) -> &'static str {
         match self {
-            Kind::Reasoning => "reasoning_text",
-            Kind::Summary => "reasoning_summary_text",
-            Kind::Message => "output_text",
-            Kind::Call => "function_call_arguments",
-            Kind::Custom => "custom_tool_call_input",
-            // It comes whole.
-            Kind::Search => "",
+            OutputKind::Reasoning => "reasoning_text",
+            OutputKind::Summary => "reasoning_summary_text",
+            OutputKind::Message => "output_text",
+            OutputKind::Call => "function_call_arguments",
+            OutputKind::Custom => "custom_tool_call_input",
+            // The item is sent whole.
+            OutputKind::Search => "",
         }
     }
 
-    /// The item's key with its parts, what a part's place is called, and the name of its events.
+    /// The item's key for its parts, the key of a part's index, and the name of part events.
     fn part_names(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Kind::Summary => ("summary", "summary_index", "reasoning_summary_part"),
-            Kind::Reasoning | Kind::Message | Kind::Call | Kind::Custom | Kind::Search => {
-                ("content", "content_index", "content_part")
-            }
+            OutputKind::Summary => ("summary", "summary_index", "reasoning_summary_part"),
+            OutputKind::Reasoning
+            | OutputKind::Message
+            | OutputKind::Call
+            | OutputKind::Custom
+            | OutputKind::Search => ("content", "content_index", "content_part"),
         }
     }
 }
 
-/// The item that is being written.
-struct Open {
-    kind: Kind,
+/// The item being written.
+struct OpenItem {
+    kind: OutputKind,
     item: Value,
-    /// Its text, or a call's arguments or input.
+    /// Its text, or the arguments or input of a call.
     text: String,
-    /// Of a call of a custom tool.
+    /// Input of a custom tool's call.
     freeform: Freeform,
     logprobs: Vec<Value>,
 }
 
-impl Events {
+impl ResponseEvents {
     pub(super) fn new(
         base: Map<String, Value>,
         with_logprobs: bool,
         as_summary: bool,
         tools: Tools,
-    ) -> Events {
-        Events { base, with_logprobs, as_summary, tools, sequence: 0, output: Vec::new(), open: None }
+    ) -> ResponseEvents {
+        ResponseEvents { base, with_logprobs, as_summary, tools, sequence: 0, output: Vec::new(), open: None }
     }
 
-    /// The first events.
+    /// Returns the first events.
     pub(super) fn start(&mut self) -> Vec<Value> {
         let response = self.response("in_progress", Value::Null, Value::Null, None);
         ["response.created", "response.in_progress"]
@@ -92,29 +94,30 @@ impl Events {
             .into()
     }
 
-    /// How far the prompt is, as llama-server tells it: another event of the name that the answer begins with.
+    /// Returns the progress of prefill in llama-server's form: one more event with the name of the
+    /// first.
     pub(super) fn progress(&mut self, progress: &Progress, timings: Option<Value>) -> Value {
         let response = self.response("in_progress", Value::Null, Value::Null, None);
         let data = json!({ "response": response, "prompt_progress": progress_json(progress) });
         with_timings(self.event("response.in_progress", data), timings.as_ref())
     }
 
-    /// The events of one delta.
+    /// Returns the events of one delta.
     pub(super) fn push(&mut self, delta: Delta) -> Vec<Value> {
         let mut out = Vec::new();
         match delta {
             Delta::Reasoning(text) if !text.is_empty() => {
                 let item = json!({ "id": "", "type": "reasoning", "summary": [], "content": [], "status": "in_progress" });
-                let kind = if self.as_summary { Kind::Summary } else { Kind::Reasoning };
+                let kind = if self.as_summary { OutputKind::Summary } else { OutputKind::Reasoning };
                 self.enter(kind, item, &mut out);
                 self.write(text, None, &mut out);
             }
             Delta::Content { text, tokens } if !text.is_empty() || !tokens.is_empty() => {
-                self.enter(Kind::Message, message(), &mut out);
+                self.enter(OutputKind::Message, message(), &mut out);
                 self.write(text, Some(tokens), &mut out);
             }
             Delta::CallBegin { id, name, .. } => {
-                // Two calls in a row are two items.
+                // Each call is an item of its own.
                 self.close("completed", &mut out);
                 let (kind, item) = call(&id, self.tools.called(&name));
                 self.enter(kind, item, &mut out);
@@ -128,7 +131,7 @@ impl Events {
         out
     }
 
-    /// The last events, and the whole response.
+    /// Returns the last events, and the whole response.
     pub(super) fn finish(&mut self, finish: &Finish) -> (Vec<Value>, Value) {
         let mut out = Vec::new();
         let (status, details, error) = match &finish.reason {
@@ -152,9 +155,9 @@ impl Events {
                 ("failed", Value::Null, json!({ "code": "server_error", "message": message }))
             }
         };
-        // An answer without a word is a message without a word.
+        // An empty answer is an empty message.
         if self.output.is_empty() && self.open.is_none() && status != "failed" {
-            self.enter(Kind::Message, message(), &mut out);
+            self.enter(OutputKind::Message, message(), &mut out);
         }
         self.close(if status == "completed" { "completed" } else { "incomplete" }, &mut out);
         let response = self.response(status, details, error, Some(finish.usage));
@@ -183,17 +186,17 @@ impl Events {
         Value::Object(response)
     }
 
-    fn enter(&mut self, kind: Kind, mut item: Value, out: &mut Vec<Value>) {
+    fn enter(&mut self, kind: OutputKind, mut item: Value, out: &mut Vec<Value>) {
         if self.open.as_ref().is_some_and(|open| open.kind == kind) {
             return;
         }
         self.close("completed", out);
         let id = new_id(match kind {
-            Kind::Reasoning | Kind::Summary => "rs",
-            Kind::Message => "msg",
-            Kind::Call => "fc",
-            Kind::Custom => "ctc",
-            Kind::Search => "tsc",
+            OutputKind::Reasoning | OutputKind::Summary => "rs",
+            OutputKind::Message => "msg",
+            OutputKind::Call => "fc",
+            OutputKind::Custom => "ctc",
+            OutputKind::Search => "tsc",
         });
         item["id"] = json!(id);
         let index = self.output.len();
@@ -204,27 +207,27 @@ impl Events {
             out.push(self.event(&format!("response.{name}.added"), data));
         }
         let (text, freeform) = (String::new(), Freeform::default());
-        self.open = Some(Open { kind, item, text, freeform, logprobs: Vec::new() });
+        self.open = Some(OpenItem { kind, item, text, freeform, logprobs: Vec::new() });
     }
 
     fn write(&mut self, mut text: String, tokens: Option<Vec<TokenInfo>>, out: &mut Vec<Value>) {
         let Some(open) = &mut self.open else { return };
-        if open.kind == Kind::Custom {
+        if open.kind == OutputKind::Custom {
             text = open.freeform.push(&text);
         }
         self.write_read(text, tokens, out);
     }
 
-    /// Text as the client sees it.
+    /// Writes text that a custom tool's input was decoded to, as the client sees it.
     fn write_read(&mut self, text: String, tokens: Option<Vec<TokenInfo>>, out: &mut Vec<Value>) {
         let Some(open) = &mut self.open else { return };
         open.text.push_str(&text);
-        if open.kind == Kind::Search || (open.kind == Kind::Custom && text.is_empty()) {
+        if open.kind == OutputKind::Search || (open.kind == OutputKind::Custom && text.is_empty()) {
             return;
         }
         let index = self.output.len();
         let mut data = json!({ "item_id": open.item["id"], "output_index": index, "delta": text });
-        if !matches!(open.kind, Kind::Call | Kind::Custom) {
+        if !matches!(open.kind, OutputKind::Call | OutputKind::Custom) {
             data[open.kind.part_names().1] = json!(0);
         }
         let name = format!("response.{}.delta", open.kind.text_event());
@@ -239,19 +242,19 @@ impl Events {
     }
 
     fn close(&mut self, status: &str, out: &mut Vec<Value>) {
-        if let Some(rest) = self.open.as_mut().filter(|open| open.kind == Kind::Custom) {
+        if let Some(rest) = self.open.as_mut().filter(|open| open.kind == OutputKind::Custom) {
             let rest = rest.freeform.finish();
             self.write_read(rest, None, out);
         }
-        let Some(Open { kind, mut item, text, logprobs, .. }) = self.open.take() else { return };
+        let Some(OpenItem { kind, mut item, text, logprobs, .. }) = self.open.take() else { return };
         let (id, index) = (item["id"].clone(), self.output.len());
         let place = || json!({ "item_id": id, "output_index": index });
         let done = format!("response.{}.done", kind.text_event());
         match part(kind, &text, &logprobs) {
-            None if kind == Kind::Search => {
+            None if kind == OutputKind::Search => {
                 item["arguments"] = serde_json::from_str(&text).unwrap_or_else(|_| json!({}));
             }
-            None if kind == Kind::Custom => {
+            None if kind == OutputKind::Custom => {
                 let mut data = place();
                 data["input"] = json!(text);
                 out.push(self.event(&done, data));
@@ -268,7 +271,7 @@ impl Events {
                 let (key, index, name) = kind.part_names();
                 let mut data = place();
                 (data[index], data["text"]) = (json!(0), json!(text));
-                if kind == Kind::Message {
+                if kind == OutputKind::Message {
                     data["logprobs"] = json!(logprobs);
                 }
                 out.push(self.event(&done, data));
@@ -284,7 +287,7 @@ impl Events {
     }
 }
 
-/// An event with `timings`, if there are any.
+/// Adds `timings` to an event, if there are any.
 pub(super) fn with_timings(mut event: Value, timings: Option<&Value>) -> Value {
     if let Some(timings) = timings {
         event["timings"] = timings.clone();
@@ -296,34 +299,34 @@ fn message() -> Value {
     json!({ "id": "", "type": "message", "role": "assistant", "content": [], "status": "in_progress" })
 }
 
-/// The only part of an item's content; a call has none.
-fn part(kind: Kind, text: &str, logprobs: &[Value]) -> Option<Value> {
+/// The only part of an item's content; `None` for a call.
+fn part(kind: OutputKind, text: &str, logprobs: &[Value]) -> Option<Value> {
     match kind {
-        Kind::Reasoning => Some(json!({ "type": "reasoning_text", "text": text })),
-        Kind::Summary => Some(json!({ "type": "summary_text", "text": text })),
-        Kind::Message => {
+        OutputKind::Reasoning => Some(json!({ "type": "reasoning_text", "text": text })),
+        OutputKind::Summary => Some(json!({ "type": "summary_text", "text": text })),
+        OutputKind::Message => {
             Some(json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs }))
         }
-        Kind::Call | Kind::Custom | Kind::Search => None,
+        OutputKind::Call | OutputKind::Custom | OutputKind::Search => None,
     }
 }
 
-/// The item of a call.
-fn call(id: &str, tool: Tool) -> (Kind, Value) {
+/// Makes the item of a call.
+fn call(id: &str, tool: Tool) -> (OutputKind, Value) {
     let mut item = json!({ "id": "", "call_id": id, "status": "in_progress" });
     let kind = match tool.kind {
-        tools::Kind::Function => {
+        tools::ToolKind::Function => {
             (item["type"], item["arguments"]) = (json!("function_call"), json!(""));
-            Kind::Call
+            OutputKind::Call
         }
-        tools::Kind::Custom => {
+        tools::ToolKind::Custom => {
             (item["type"], item["input"]) = (json!("custom_tool_call"), json!(""));
-            Kind::Custom
+            OutputKind::Custom
         }
-        tools::Kind::Search => {
+        tools::ToolKind::Search => {
             (item["type"], item["arguments"]) = (json!("tool_search_call"), json!({}));
             item["execution"] = json!("client");
-            return (Kind::Search, item);
+            return (OutputKind::Search, item);
         }
     };
     item["name"] = json!(tool.name);
@@ -353,7 +356,7 @@ mod tests {
 
     #[test]
     fn items_open_and_close_in_order_and_make_the_response() {
-        let mut events = Events::new(Map::new(), false, false, Tools::default());
+        let mut events = ResponseEvents::new(Map::new(), false, false, Tools::default());
         let mut all = events.start();
         for delta in [
             Delta::Reasoning("a".into()),
@@ -407,7 +410,7 @@ mod tests {
         assert_eq!(kinds, ["reasoning", "message", "function_call", "function_call"]);
         assert_eq!(response["output"][1]["content"][0]["text"], "hi");
         assert_eq!(response["output"][2]["arguments"], "{}");
-        // What is added is what is done later, at the same place.
+        // Each added part is later completed at the same index.
         let of = |name: &str| -> Vec<(Value, Value)> {
             let events = all.iter().filter(|event| event["type"] == format!("response.output_item.{name}"));
             events.map(|event| (event["output_index"].clone(), event["item"]["id"].clone())).collect()
@@ -423,7 +426,7 @@ mod tests {
             json!({ "type": "custom", "name": "patch" }),
             json!({ "type": "tool_search", "execution": "client", "parameters": {} }),
         ]);
-        let mut events = Events::new(Map::new(), false, false, tools.unwrap());
+        let mut events = ResponseEvents::new(Map::new(), false, false, tools.unwrap());
         let mut all = Vec::new();
         let calls = [
             ("agents__close", "{}"),
@@ -455,7 +458,7 @@ mod tests {
 
     #[test]
     fn reasoning_may_be_its_own_summary() {
-        let mut events = Events::new(Map::new(), false, true, Tools::default());
+        let mut events = ResponseEvents::new(Map::new(), false, true, Tools::default());
         let mut all = events.push(Delta::Reasoning("a".into()));
         let (last, response) = events.finish(&finish(StopReason::End));
         all.extend(last);
@@ -476,12 +479,12 @@ mod tests {
 
     #[test]
     fn an_answer_that_was_cut_is_incomplete_and_one_without_words_is_a_message() {
-        let mut events = Events::new(Map::new(), false, false, Tools::default());
+        let mut events = ResponseEvents::new(Map::new(), false, false, Tools::default());
         let (all, response) = events.finish(&finish(StopReason::MaxTokens));
         assert_eq!(response["incomplete_details"]["reason"], "max_output_tokens");
         assert_eq!(response["output"][0]["status"], "incomplete");
         assert_eq!(all.last().unwrap()["type"], "response.incomplete");
-        let mut events = Events::new(Map::new(), false, false, Tools::default());
+        let mut events = ResponseEvents::new(Map::new(), false, false, Tools::default());
         let (all, response) = events.finish(&finish(StopReason::Failed("broken".into())));
         assert_eq!((&response["error"]["message"], &response["output"]), (&json!("broken"), &json!([])));
         assert_eq!(all.last().unwrap()["type"], "response.failed");

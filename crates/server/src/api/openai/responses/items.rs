@@ -1,4 +1,4 @@
-//! Items of a conversation, and the messages that templates know.
+//! Items of a conversation, and their conversion to messages for templates.
 
 use std::sync::Arc;
 
@@ -6,13 +6,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+use super::super::common::new_id;
 use super::super::files::File;
 use super::super::tools::{Tools, arguments_of};
-use super::store::{Item, new_id};
+use super::store::Item;
 use crate::error::{ApiError, Result};
 use crate::images;
 
-/// The items of `input`, each with an id and in its full form. `known` finds what a reference means.
+/// The items of `input`, each with an id and in its full form. `known` resolves references.
 pub(super) fn of_input(input: Option<&Value>, known: &dyn Fn(&str) -> Option<Item>) -> Result<Vec<Item>> {
     let item = |index: usize, item: &Value| {
         let mut item = item.clone();
@@ -56,7 +57,7 @@ pub(super) fn of_input(input: Option<&Value>, known: &dyn Fn(&str) -> Option<Ite
     }
 }
 
-/// A message's easy form as the full one, in which it is listed.
+/// Expands the short form of a message, so that it can be listed.
 fn fill_in(message: &mut Map<String, Value>) {
     if let Some(Value::String(text)) = message.get("content") {
         let part = match message.get("role").and_then(Value::as_str) {
@@ -68,7 +69,8 @@ fn fill_in(message: &mut Map<String, Value>) {
     message.entry("status").or_insert_with(|| json!("completed"));
 }
 
-/// The same conversation, with the images that are given by `file_id` in it. The first `n_before` items are of earlier requests.
+/// Replaces each `file_id` by the image that it names. The first `n_before` items are from earlier
+/// requests.
 ///
 /// # Errors
 /// There is no such file.
@@ -99,7 +101,7 @@ pub(super) fn with_files(
     items.into_iter().enumerate().map(of_item).collect()
 }
 
-/// Where an item stands, for messages.
+/// Path of an item, for messages.
 fn item_path(index: usize, n_before: usize) -> String {
     match index.checked_sub(n_before) {
         Some(index) => format!("input[{index}]"),
@@ -107,11 +109,12 @@ fn item_path(index: usize, n_before: usize) -> String {
     }
 }
 
-/// The messages of a conversation, as [`crate::ChatRequest`] has them; the first `n_before` items are of earlier requests. Items that
-/// no model here could have written, such as those of OpenAI's own tools, are left out.
+/// Converts a conversation to messages of [`crate::ChatRequest`]. The first `n_before` items are
+/// from earlier requests. Items that no model here could have written, such as those of OpenAI's
+/// own tools, are skipped.
 pub(super) fn messages(items: &[Item], n_before: usize, tools: &Tools) -> Result<Vec<Value>> {
     let mut messages: Vec<Value> = Vec::new();
-    // Reasoning belongs to the answer that follows it, which is of the same turn.
+    // Reasoning belongs to the next answer, which is of the same turn.
     let mut reasoning: Option<String> = None;
     for (index, item) in items.iter().enumerate() {
         let path = item_path(index, n_before);
@@ -135,7 +138,7 @@ pub(super) fn messages(items: &[Item], n_before: usize, tools: &Tools) -> Result
                 }
                 messages.push(message);
             }
-            // Its tools are among the request's.
+            // Its tools were added to the request's.
             Some("additional_tools") => {}
             Some("agent_message") => {
                 let parts = item["content"].as_array().into_iter().flatten();
@@ -159,7 +162,7 @@ pub(super) fn messages(items: &[Item], n_before: usize, tools: &Tools) -> Result
             Some("function_call" | "custom_tool_call") => {
                 push_call(call(&path, item, tools)?, &mut reasoning, &mut messages)
             }
-            // Of a tool whose calls have a shape of their own.
+            // A call of a tool with another form of calls.
             Some(kind) if kind.ends_with("_call") && item["call_id"].is_string() => {
                 let arguments =
                     ["arguments", "action", "operation"].into_iter().find(|key| item[key].is_object());
@@ -177,7 +180,7 @@ pub(super) fn messages(items: &[Item], n_before: usize, tools: &Tools) -> Result
                 reasoning = Some(texts.collect::<String>()).filter(|text| !text.is_empty());
             }
             Some(kind) => {
-                tracing::debug!("`{path}` is left out: an item of type {kind:?} means nothing here")
+                tracing::debug!("`{path}` is left out: items of type {kind:?} are not supported")
             }
             None => return Err(wrong(&format!("{path}.type"), &item["type"], "an item's type")),
         }
@@ -185,7 +188,7 @@ pub(super) fn messages(items: &[Item], n_before: usize, tools: &Tools) -> Result
     Ok(messages)
 }
 
-/// A call as templates know it, of a function or of a custom tool.
+/// Converts a call of a function or of a custom tool for templates.
 fn call(path: &str, item: &Value, tools: &Tools) -> Result<Value> {
     let key =
         |key: &str| item[key].as_str().ok_or_else(|| wrong(&format!("{path}.{key}"), &item[key], "a text"));
@@ -198,7 +201,7 @@ fn call(path: &str, item: &Value, tools: &Tools) -> Result<Value> {
     Ok(json!({ "id": key("call_id")?, "type": "function", "function": function }))
 }
 
-/// Add a call. Calls of one answer are one message, with the text before them.
+/// Appends a call. Calls of one answer form one message, with the text before them.
 fn push_call(call: Value, reasoning: &mut Option<String>, messages: &mut Vec<Value>) {
     let mut message = match messages.pop_if(|last| last["role"] == "assistant") {
         Some(message) => message,
@@ -215,15 +218,16 @@ fn push_call(call: Value, reasoning: &mut Option<String>, messages: &mut Vec<Val
     messages.push(message);
 }
 
-/// A content: a text, or parts of text and images. Of what a tool gave, a note stands for an image that the model cannot see.
+/// Converts a content: a text, or parts of text and images. In a tool's result, a note replaces an
+/// image that the model cannot see.
 fn content(path: &str, content: &Value, of_tool: bool) -> Result<Value> {
     let text = |text: &str| json!({ "type": "text", "text": text });
     let part = |(index, part): (usize, &Value)| match (part["type"].as_str(), part["text"].as_str()) {
         (Some("input_text" | "output_text" | "text"), Some(found)) => Ok(text(found)),
         (Some("refusal"), _) => Ok(text(part["refusal"].as_str().unwrap_or_default())),
-        // Only its maker can read it.
+        // Only OpenAI can decrypt it.
         (Some("encrypted_content"), _) => Ok(text("")),
-        // How closely a model looks at an image is its own choice here, so `detail` changes nothing.
+        // The model decides the resolution itself, so `detail` has no effect.
         (Some("input_image"), _) => {
             let mut image = images::part_of_url(&format!("{path}[{index}].image_url"), &part["image_url"])?;
             if of_tool {
@@ -292,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_by_its_path() {
+    fn errors_name_the_path() {
         let error = |input: Value| {
             let items = of_input(Some(&input), &|_| None);
             items.and_then(|items| messages(&items, 0, &Tools::default())).unwrap_err().to_string()
@@ -303,7 +307,7 @@ mod tests {
         let image = part(json!({ "type": "input_image", "image_url": "https://example.org/a.png" }));
         let found = error(image);
         assert!(
-            found.contains("`input[0].content[0].image_url`") && found.contains("none is fetched"),
+            found.contains("`input[0].content[0].image_url`") && found.contains("not downloaded"),
             "{found}"
         );
         let file = part(json!({ "type": "input_file", "file_id": "f" }));

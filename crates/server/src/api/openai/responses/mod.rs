@@ -16,14 +16,15 @@ use futures_util::Stream;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use self::events::Events;
-use self::request::Body;
-pub(super) use self::store::new_id;
-use self::store::{Item, Store, Turn};
+use self::events::ResponseEvents;
+use self::request::ResponseBody;
+use self::store::{Item, Store, StoredTurn};
+use super::common::{finish_reason, input_tokens};
 use super::files::Files;
-use super::page::Page;
+use super::page::ListPage;
 use super::tools::Tools;
-use crate::answer::{Answer, AnswerEvent, Delta, EventKind};
+use crate::answer::{AnswerEvent, Delta, EventKind};
+use crate::answering::Answer;
 use crate::api::body::{JsonBody, part};
 use crate::api::timing::TimingKeys;
 use crate::api::{seconds_now, sse};
@@ -32,11 +33,11 @@ use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::{Caller, ChatRequest};
 use crate::truncate::answer_truncated;
 
-/// The paths of this API, over a store of their own.
+/// The paths of this API. They share a store of responses.
 pub(super) fn router() -> Router<App> {
     Router::new()
         .route("/v1/responses", post(create))
-        // As llama-server has it.
+        // llama-server's path.
         .route("/responses", post(create))
         .route("/v1/responses/input_tokens", post(count_tokens))
         .route("/v1/responses/{id}", get(retrieve).delete(delete))
@@ -45,20 +46,20 @@ pub(super) fn router() -> Router<App> {
         .layer(Extension(Arc::new(Store::default())))
 }
 
-/// What a body asks.
-struct Asked {
-    body: Body,
-    /// What it goes on from.
-    before: Option<Arc<Turn>>,
-    /// Items of its own.
+/// A parsed body.
+struct ReceivedResponse {
+    body: ResponseBody,
+    /// The turn that the request continues.
+    before: Option<Arc<StoredTurn>>,
+    /// Items of the request itself.
     input: Vec<Item>,
     request: ChatRequest,
     tools: Tools,
 }
 
-impl Asked {
-    fn read(given: &Value, tenant: u64, store: &Store, files: &Files) -> Result<Asked> {
-        let body: Body = part(given, "")?;
+impl ReceivedResponse {
+    fn read(given: &Value, tenant: u64, store: &Store, files: &Files) -> Result<ReceivedResponse> {
+        let body: ResponseBody = part(given, "")?;
         let sampling = part(given, "")?;
         let before = match &body.previous_response_id {
             Some(id) => {
@@ -75,14 +76,14 @@ impl Asked {
         let mut conversation = before.as_ref().map_or_else(Vec::new, |turn| turn.items());
         let n_before = conversation.len();
         conversation.extend(input.iter().cloned());
-        // What is kept names files, and does not hold them.
+        // Stored items name files and do not hold them.
         let conversation = items::with_files(conversation, n_before, &|id| files.get(tenant, id))?;
         let (request, tools) = request::chat_request(&body, &sampling, &conversation, n_before)?;
-        Ok(Asked { body, before, input, request, tools })
+        Ok(ReceivedResponse { body, before, input, request, tools })
     }
 }
 
-/// Messages are called `input` here.
+/// Renames `messages` to `input` in an error.
 fn named_input(error: ApiError) -> ApiError {
     match error.param.as_deref() {
         Some("messages") => ApiError { param: Some("input".into()), ..error },
@@ -90,7 +91,7 @@ fn named_input(error: ApiError) -> ApiError {
     }
 }
 
-/// How many tokens a request would have.
+/// Counts the tokens of a request.
 async fn count_tokens(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -98,9 +99,10 @@ async fn count_tokens(
     Extension(files): Extension<Arc<Files>>,
     JsonBody(given): JsonBody<Map<String, Value>>,
 ) -> Result<Json<Value>> {
-    let Asked { request, .. } = Asked::read(&Value::Object(given), caller.tenant, &store, &files)?;
+    let ReceivedResponse { request, .. } =
+        ReceivedResponse::read(&Value::Object(given), caller.tenant, &store, &files)?;
     let (_, tokens) = app.chat_prompt(request).await.map_err(named_input)?;
-    Ok(super::input_tokens(tokens.len()))
+    Ok(input_tokens(tokens.len()))
 }
 
 async fn create(
@@ -111,7 +113,8 @@ async fn create(
     JsonBody(given): JsonBody<Map<String, Value>>,
 ) -> Result<Response> {
     let given = Value::Object(given);
-    let Asked { body, before, input, request, tools } = Asked::read(&given, caller.tenant, &store, &files)?;
+    let ReceivedResponse { body, before, input, request, tools } =
+        ReceivedResponse::read(&given, caller.tenant, &store, &files)?;
     let mut base = request::echo(&body, &given);
     let answer = match body.truncates() {
         false => app.chat(&caller, request).await,
@@ -120,12 +123,12 @@ async fn create(
     let answer = answer.map_err(named_input)?;
     base.insert("model".into(), json!(answer.model));
     base.insert("created_at".into(), json!(seconds_now()));
-    let events = Events::new(base, body.wants_logprobs(), body.wants_summary(), tools);
+    let events = ResponseEvents::new(base, body.wants_logprobs(), body.wants_summary(), tools);
     let keep = body.store.unwrap_or(true).then_some((store, caller, before, input));
     let keep = move |response: &Value| {
         let Some((store, caller, before, input)) = keep else { return };
         if !store.put(caller.tenant, response.clone(), before, input) {
-            tracing::warn!("{}: this conversation is too long to be kept", caller.request_id);
+            tracing::warn!("{}: this conversation is too long to be stored", caller.request_id);
         }
     };
     match body.stream.unwrap_or(false) {
@@ -134,24 +137,28 @@ async fn create(
     }
 }
 
-async fn whole(mut answer: Answer, mut events: Events, keep: impl FnOnce(&Value)) -> Result<Response> {
+async fn whole(
+    mut answer: Answer,
+    mut events: ResponseEvents,
+    keep: impl FnOnce(&Value),
+) -> Result<Response> {
     while let Some(AnswerEvent { kind, .. }) = answer.next().await {
         match kind {
             EventKind::Delta(delta) => drop(events.push(delta)),
             EventKind::Done(finish) => {
-                // What failed has a status here, where a stream has an event.
-                super::finish_reason(&finish)?;
+                // A failed answer has an HTTP status here; a stream has an event for it.
+                finish_reason(&finish)?;
                 let (_, response) = events.finish(&finish);
                 keep(&response);
                 return Ok(Json(response).into_response());
             }
         }
     }
-    Err(ApiError::internal("an answer has no end"))
+    Err(ApiError::internal("an answer ended without its last event"))
 }
 
-/// Where a stream is.
-enum At {
+/// Position in a stream.
+enum ResponsePosition {
     Begin,
     Answer,
     End,
@@ -159,7 +166,7 @@ enum At {
 
 fn stream(
     answer: Answer,
-    events: Events,
+    events: ResponseEvents,
     timing: TimingKeys,
     keep: impl FnOnce(&Value) + Send,
 ) -> impl Stream<Item = Bytes> + Send {
@@ -167,12 +174,12 @@ fn stream(
         let frame = |event: &Value| sse::event(event["type"].as_str().unwrap_or_default(), event);
         events.iter().map(frame).collect::<Vec<_>>().concat().into()
     };
-    let begun = (At::Begin, answer, events, Some(keep));
+    let begun = (ResponsePosition::Begin, answer, events, Some(keep));
     futures_util::stream::unfold(begun, move |(at, mut answer, mut events, mut keep)| async move {
         let (out, at) = match at {
-            At::Begin => (events.start(), At::Answer),
-            At::End => return None,
-            At::Answer => {
+            ResponsePosition::Begin => (events.start(), ResponsePosition::Answer),
+            ResponsePosition::End => return None,
+            ResponsePosition::Answer => {
                 let AnswerEvent { kind, timings, .. } = answer.next().await?;
                 let timings = timing.of_event(&timings);
                 let with_timings = |out: Vec<Value>| -> Vec<Value> {
@@ -181,15 +188,15 @@ fn stream(
                 match kind {
                     EventKind::Delta(Delta::Progress(progress)) => {
                         let timings = timing.of_prompt(&progress);
-                        (vec![events.progress(&progress, timings)], At::Answer)
+                        (vec![events.progress(&progress, timings)], ResponsePosition::Answer)
                     }
-                    EventKind::Delta(delta) => (with_timings(events.push(delta)), At::Answer),
+                    EventKind::Delta(delta) => (with_timings(events.push(delta)), ResponsePosition::Answer),
                     EventKind::Done(finish) => {
                         let (out, response) = events.finish(&finish);
                         if let Some(keep) = keep.take() {
                             keep(&response);
                         }
-                        (with_timings(out), At::End)
+                        (with_timings(out), ResponsePosition::End)
                     }
                 }
             }
@@ -210,7 +217,7 @@ async fn retrieve(
     Path(id): Path<String>,
     Query(keys): Query<Retrieve>,
 ) -> Result<Json<Value>> {
-    // A response is kept when it is whole, so its events have been sent.
+    // A response is stored when it is complete, after its events have been sent.
     if keys.stream == Some(true) {
         return Err(ApiError::unsupported("stream"));
     }
@@ -233,7 +240,7 @@ async fn input_items(
     Extension(caller): Extension<Caller>,
     Extension(store): Extension<Arc<Store>>,
     Path(id): Path<String>,
-    Query(page): Query<Page>,
+    Query(page): Query<ListPage>,
 ) -> Result<Json<Value>> {
     let entry = store.get(caller.tenant, &id)?;
     let items: Vec<&Value> = entry.input().iter().map(|item| &**item).collect();

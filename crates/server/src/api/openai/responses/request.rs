@@ -1,15 +1,15 @@
-//! A request's keys: what is asked of a model, and what the response repeats.
+//! A request's keys: conversion to the inner request, and the keys that the response repeats.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::chat::{response_format, warn_of_ignored};
-use super::super::tools::{Tool, Tools};
-use super::super::{
-    check_max_tokens, check_service_tier, check_top_logprobs, tool_choice_word, wrong_tool_choice,
+use super::super::common::{
+    check_max_tokens, check_service_tier, check_top_logprobs, new_id, tool_choice_word, wrong_tool_choice,
 };
+use super::super::tools::{Tool, Tools};
 use super::items;
-use super::store::{Item, new_id};
+use super::store::Item;
 use crate::api::body::text_or_null;
 use crate::api::named_effort;
 use crate::api::sampling::SamplingKeys;
@@ -18,7 +18,7 @@ use crate::error::{ApiError, Result};
 use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
 
 #[derive(Deserialize)]
-pub(super) struct Body {
+pub(super) struct ResponseBody {
     #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     pub(super) input: Option<Value>,
@@ -41,7 +41,7 @@ pub(super) struct Body {
     #[serde(flatten)]
     pub(super) timing: TimingKeys,
     context_management: Option<Value>,
-    // Known, and not built: refused unless they ask for nothing.
+    // Known keys that are not built. Values that would change the answer are refused.
     background: Option<bool>,
     conversation: Option<Value>,
     prompt: Option<Value>,
@@ -62,7 +62,8 @@ struct ReasoningKeys {
 
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-/// What else may be included: reasoning is in the response in the clear, and the rest is of tools that are not offered here.
+/// Other accepted entries of `include`. Reasoning is in the response unencrypted, and the other
+/// entries are about tools that are not offered here.
 const INCLUDED: [&str; 7] = [
     "reasoning.encrypted_content",
     "message.input_image.image_url",
@@ -73,17 +74,18 @@ const INCLUDED: [&str; 7] = [
     "computer_call_output.output.image_url",
 ];
 
-impl Body {
+impl ResponseBody {
     pub(super) fn wants_logprobs(&self) -> bool {
         self.include.iter().flatten().any(|name| name == LOGPROBS)
     }
 
-    /// Whether reasoning is given as a summary, which it then is itself: the most detailed one.
+    /// Returns true if reasoning is sent as a summary. The summary is the reasoning itself, at any
+    /// level of detail.
     pub(super) fn wants_summary(&self) -> bool {
         self.reasoning.as_ref().is_some_and(|reasoning| reasoning.summary.is_some())
     }
 
-    /// Whether the oldest messages may be left out.
+    /// Returns true if the oldest messages may be dropped.
     pub(super) fn truncates(&self) -> bool {
         self.truncation.as_deref() == Some("auto")
     }
@@ -126,7 +128,7 @@ impl Body {
         }
     }
 
-    /// The tools, those included that items of the conversation bring, and whether they are called.
+    /// The tools, including those that items of the conversation add, and whether they are called.
     fn tools(&self, conversation: &[Item]) -> Result<(Tools, ToolChoice)> {
         let mut tools = Tools::of_responses(self.tools.as_deref().unwrap_or_default())?;
         let brings_tools = |item: &&Item| {
@@ -170,7 +172,7 @@ impl Body {
         Ok((tools, choice))
     }
 
-    /// `text.format`, as the chat API has it in `response_format`.
+    /// `text.format` in the form of `response_format`.
     fn format(&self) -> Option<Value> {
         let format = self.text.as_ref()?.format.clone()?;
         match format["type"].as_str() {
@@ -180,12 +182,13 @@ impl Body {
     }
 }
 
-/// What is asked of the model, and what its tools are to the client; the first `n_before` items of the conversation are of earlier requests.
+/// Converts a body to the inner request, and to the tools as the client knows them. The first
+/// `n_before` items of the conversation are from earlier requests.
 ///
 /// # Errors
 /// A key is wrong, or cannot be honoured.
 pub(super) fn chat_request(
-    body: &Body,
+    body: &ResponseBody,
     sampling: &SamplingKeys,
     conversation: &[Item],
     n_before: usize,
@@ -203,7 +206,7 @@ pub(super) fn chat_request(
     let grammar = sampling.grammar(response_format("text.format", body.format())?)?;
     let (tools, tool_choice) = body.tools(conversation)?;
     let effort = body.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
-    // They hold for this response alone, not for those that go on from it.
+    // Instructions hold for this response alone, not for later ones that continue it.
     let instructions = body.instructions.iter().map(|text| json!({ "role": "system", "content": text }));
     let messages: Vec<Value> = instructions.chain(items::messages(conversation, n_before, &tools)?).collect();
     if messages.is_empty() {
@@ -224,7 +227,7 @@ pub(super) fn chat_request(
     Ok((request, tools))
 }
 
-/// Pairs of texts: at most 16, keys of at most 64 characters, values of at most 512.
+/// Checks pairs of texts: at most 16, keys of at most 64 characters, values of at most 512.
 fn check_metadata(metadata: &Value) -> Result<()> {
     let wrong = |path: String, found: String, expected: &str| {
         let message = format!("`{path}` is {found}, expected {expected}");
@@ -250,8 +253,8 @@ fn check_metadata(metadata: &Value) -> Result<()> {
     Ok(())
 }
 
-/// What the response repeats of the request, and its id.
-pub(super) fn echo(body: &Body, given: &Value) -> Map<String, Value> {
+/// Fields that the response repeats from the request, and its id.
+pub(super) fn echo(body: &ResponseBody, given: &Value) -> Map<String, Value> {
     let or = |key: &str, default: Value| match &given[key] {
         Value::Null => default,
         value => value.clone(),
@@ -294,7 +297,7 @@ mod tests {
     use crate::effort::Effort;
 
     fn request(body: Value) -> Result<ChatRequest> {
-        let (body, sampling): (Body, SamplingKeys) = (part(&body, "")?, part(&body, "")?);
+        let (body, sampling): (ResponseBody, SamplingKeys) = (part(&body, "")?, part(&body, "")?);
         let input = items::of_input(body.input.as_ref(), &|_| None)?;
         chat_request(&body, &sampling, &input, 0).map(|(request, _)| request)
     }
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_codex_sends_is_taken() {
+    fn requests_of_codex_are_accepted() {
         let function =
             |name: &str| json!({ "type": "function", "name": name, "parameters": { "type": "object" } });
         let text = |text: &str| json!([{ "type": "input_text", "text": text }]);
@@ -373,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_honoured_is_refused_by_name() {
+    fn unsupported_values_are_refused_by_name() {
         for (more, name) in [
             (json!({ "background": true }), "background"),
             (json!({ "conversation": "conv_1" }), "conversation"),
@@ -404,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn tiers_and_efforts_change_what_is_asked() {
+    fn tiers_and_efforts_change_the_request() {
         let found = request(json!({
             "input": "a", "service_tier": "flex", "reasoning": { "effort": "minimal", "summary": "auto" },
             "metadata": { "k": "v" }, "text": { "verbosity": "medium" }, "max_tool_calls": null,

@@ -1,12 +1,13 @@
-//! Responses that clients may come back to. Each tenant has room of its own; its oldest responses go first.
+//! Responses that later requests may continue. Each tenant has its own room, from which its oldest
+//! responses are evicted.
 //!
-//! A conversation is a chain of turns, each with its own items alone: a response that goes on from another holds that one's turn, not
-//! a copy of it. The bytes of a turn count until the last response that needs it is gone.
+//! A conversation is a chain of turns, each with only its own items. A response that continues
+//! another refers to that one's turn and does not copy it. The bytes of a turn count until the last
+//! response that needs it is gone.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
@@ -17,10 +18,10 @@ const MAX_ENTRIES: usize = 10_000;
 /// Most bytes of a tenant's responses in memory.
 const MAX_BYTES: usize = 64 << 20;
 
-/// An item of a conversation; nobody changes it.
+/// An item of a conversation. Items are immutable.
 pub(super) type Item = Arc<Value>;
 
-/// Bytes of a tenant that are in use, until this is dropped.
+/// Bytes that count as a tenant's until this is dropped.
 struct Charge {
     used: Arc<AtomicUsize>,
     bytes: usize,
@@ -39,27 +40,28 @@ impl Drop for Charge {
     }
 }
 
-/// One question and its answer, and what was said before them.
-pub(super) struct Turn {
-    before: Option<Arc<Turn>>,
+/// One question and its answer, with the turns before them.
+pub(super) struct StoredTurn {
+    before: Option<Arc<StoredTurn>>,
     input: Vec<Item>,
     output: Vec<Item>,
-    /// Of this turn and all before it.
+    /// Bytes of this turn and all before it.
     chain_bytes: usize,
     _charge: Charge,
 }
 
-impl Turn {
-    /// The conversation up to and with this turn, in order.
+impl StoredTurn {
+    /// The conversation up to and including this turn, in order.
     pub(super) fn items(&self) -> Vec<Item> {
-        let turns: Vec<&Turn> = std::iter::successors(Some(self), |turn| turn.before.as_deref()).collect();
+        let turns: Vec<&StoredTurn> =
+            std::iter::successors(Some(self), |turn| turn.before.as_deref()).collect();
         turns.iter().rev().flat_map(|turn| turn.input.iter().chain(&turn.output)).cloned().collect()
     }
 }
 
-impl Drop for Turn {
+impl Drop for StoredTurn {
     fn drop(&mut self) {
-        // One after the other: a long chain of drops within drops would overflow the stack.
+        // Unlinks turns in a loop: nested drops of a long chain would overflow the stack.
         let mut next = self.before.take();
         while let Some(mut turn) = next.and_then(Arc::into_inner) {
             next = turn.before.take();
@@ -67,16 +69,16 @@ impl Drop for Turn {
     }
 }
 
-/// A response that is kept.
-pub(super) struct Entry {
+/// A stored response.
+pub(super) struct StoredResponse {
     id: String,
-    /// Without its output, which the turn has.
+    /// The response without its output, which the turn holds.
     response: Value,
-    pub(super) turn: Arc<Turn>,
+    pub(super) turn: Arc<StoredTurn>,
     _charge: Charge,
 }
 
-impl Entry {
+impl StoredResponse {
     /// The whole response.
     pub(super) fn response(&self) -> Value {
         let mut response = self.response.clone();
@@ -84,7 +86,7 @@ impl Entry {
         response
     }
 
-    /// The items that this response's own request gave.
+    /// The items of this response's own request.
     pub(super) fn input(&self) -> &[Item] {
         &self.turn.input
     }
@@ -95,24 +97,24 @@ impl Entry {
     }
 }
 
-/// See the module.
+/// The stored responses of all tenants.
 #[derive(Default)]
-pub(super) struct Store(Mutex<HashMap<u64, Kept>>);
+pub(super) struct Store(Mutex<HashMap<u64, TenantStore>>);
 
-/// Of one tenant.
+/// The stored responses of one tenant.
 #[derive(Default)]
-struct Kept {
-    /// Each with its number in `order`.
-    by_id: HashMap<String, (u64, Arc<Entry>)>,
-    /// Their ids, oldest first.
+struct TenantStore {
+    /// Responses by id, each with its number in `order`.
+    by_id: HashMap<String, (u64, Arc<StoredResponse>)>,
+    /// Ids of responses, oldest first.
     order: BTreeMap<u64, String>,
-    /// Items by their ids, each with the number of responses that have it.
+    /// Items by id, each with the number of responses that contain it.
     items: HashMap<String, (Item, usize)>,
     used: Arc<AtomicUsize>,
 }
 
-impl Kept {
-    fn insert(&mut self, entry: Arc<Entry>) {
+impl TenantStore {
+    fn insert(&mut self, entry: Arc<StoredResponse>) {
         for (id, item) in entry.items() {
             let (kept, n_users) = self.items.entry(id.to_owned()).or_insert_with(|| (item.clone(), 0));
             *kept = item.clone();
@@ -123,7 +125,7 @@ impl Kept {
         self.by_id.insert(entry.id.clone(), (number, entry));
     }
 
-    fn remove(&mut self, id: &str) -> Option<Arc<Entry>> {
+    fn remove(&mut self, id: &str) -> Option<Arc<StoredResponse>> {
         let (number, entry) = self.by_id.remove(id)?;
         self.order.remove(&number);
         for (id, _) in entry.items() {
@@ -139,17 +141,18 @@ impl Kept {
 }
 
 impl Store {
-    fn with<T>(&self, tenant: u64, look: impl FnOnce(&mut Kept) -> T) -> T {
+    fn with<T>(&self, tenant: u64, look: impl FnOnce(&mut TenantStore) -> T) -> T {
         let mut tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         look(tenants.entry(tenant).or_default())
     }
 
-    /// Keep a response to `input`, which came after `before`. False: it is larger than a tenant's room, and nothing has changed.
+    /// Stores a response to `input`, which continues `before`. Returns false and changes nothing if
+    /// it is larger than a tenant's room.
     pub(super) fn put(
         &self,
         tenant: u64,
         mut response: Value,
-        before: Option<Arc<Turn>>,
+        before: Option<Arc<StoredTurn>>,
         input: Vec<Item>,
     ) -> bool {
         let output: Vec<Item> = match response["output"].take() {
@@ -164,11 +167,12 @@ impl Store {
             return false;
         }
         let used = self.with(tenant, |kept| kept.used.clone());
-        let turn = Turn { before, input, output, chain_bytes, _charge: Charge::new(&used, own) };
-        let entry = Entry { id, response, turn: Arc::new(turn), _charge: Charge::new(&used, envelope) };
+        let turn = StoredTurn { before, input, output, chain_bytes, _charge: Charge::new(&used, own) };
+        let entry =
+            StoredResponse { id, response, turn: Arc::new(turn), _charge: Charge::new(&used, envelope) };
         self.with(tenant, |kept| kept.insert(Arc::new(entry)));
-        // One at a time, and each is dropped where nobody waits for the lock.
-        let one = |kept: &mut Kept| {
+        // Evicts one at a time, and drops each outside the lock.
+        let one = |kept: &mut TenantStore| {
             let is_over = kept.by_id.len() > MAX_ENTRIES || used.load(Ordering::Relaxed) > MAX_BYTES;
             let oldest = kept.order.first_key_value().filter(|_| is_over && kept.by_id.len() > 1);
             oldest.map(|(_, id)| id.clone()).and_then(|id| kept.remove(&id))
@@ -179,18 +183,22 @@ impl Store {
         true
     }
 
+    /// Returns a response.
+    ///
     /// # Errors
     /// The tenant has no such response, or has it no longer.
-    pub(super) fn get(&self, tenant: u64, id: &str) -> Result<Arc<Entry>> {
+    pub(super) fn get(&self, tenant: u64, id: &str) -> Result<Arc<StoredResponse>> {
         let found = self.with(tenant, |kept| kept.by_id.get(id).map(|(_, entry)| entry.clone()));
         found.ok_or_else(|| unknown(id))
     }
 
-    /// An item of one of the tenant's responses.
+    /// Returns an item of one of the tenant's responses.
     pub(super) fn item(&self, tenant: u64, id: &str) -> Option<Item> {
         self.with(tenant, |kept| kept.items.get(id).map(|(item, _)| item.clone()))
     }
 
+    /// Deletes a response.
+    ///
     /// # Errors
     /// As [`Self::get`].
     pub(super) fn delete(&self, tenant: u64, id: &str) -> Result<()> {
@@ -199,10 +207,10 @@ impl Store {
 }
 
 fn unknown(id: &str) -> ApiError {
-    ApiError::new(ErrorKind::NotFound, format!("there is no response `{id}`, or it is kept no longer"))
+    ApiError::new(ErrorKind::NotFound, format!("there is no response `{id}`, or it has been removed"))
 }
 
-/// Bytes of a value in memory, about.
+/// Approximate bytes of a value in memory.
 fn bytes(value: &Value) -> usize {
     let inner = match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
@@ -213,13 +221,6 @@ fn bytes(value: &Value) -> usize {
         }
     };
     size_of::<Value>() + inner
-}
-
-/// A new id: no two of a server are the same, nor those of two starts.
-pub(in crate::api::openai) fn new_id(kind: &str) -> String {
-    static N: AtomicU64 = AtomicU64::new(0);
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as u64);
-    format!("{kind}_{time:014x}{:08x}", N.fetch_add(1, Ordering::Relaxed))
 }
 
 #[cfg(test)]
@@ -260,7 +261,7 @@ mod tests {
         }
         assert!(store.get(1, "a").is_err() && store.get(1, "b").is_ok() && store.get(1, "c").is_ok());
         assert!(store.get(2, "other").is_ok());
-        // What is larger than all of the room pushes nothing out.
+        // A response larger than the room evicts nothing.
         assert!(!put(&store, 1, "d", &"x".repeat(MAX_BYTES), None));
         assert!(store.get(1, "b").is_ok() && store.get(1, "d").is_err());
     }
@@ -279,7 +280,7 @@ mod tests {
         assert_eq!((items.len(), &items[1]["text"]), (2 * n, &json!("first")));
         assert!(store.get(1, "0").is_err());
         assert!(used(&store, 1) < 2 * n * one, "{} bytes, one has {one}", used(&store, 1));
-        // The whole chain goes at once, without a stack as deep as it is long.
+        // Dropping a whole chain takes no deep stack.
         drop((items, last));
         for i in n - MAX_ENTRIES..n {
             store.delete(1, &i.to_string()).unwrap();
@@ -297,10 +298,5 @@ mod tests {
         assert!(Arc::ptr_eq(&store.item(1, "msg_a").unwrap(), &item));
         store.delete(1, "b").unwrap();
         assert!(store.item(1, "msg_a").is_none());
-    }
-
-    #[test]
-    fn ids_differ() {
-        assert_ne!(new_id("resp"), new_id("resp"));
     }
 }

@@ -1,4 +1,4 @@
-//! The reader's side of an answer: what the model's thread gave, as events.
+//! The client's side of an answer: output of the model's thread as events.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use engine::{FinishReason, Timings};
 
-use super::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, Usage};
+use crate::answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, Usage};
 use crate::error::{ApiError, Result};
 use crate::models::{Facts, Lease};
 use crate::reading::Reader;
 use crate::stream::{Channel, Piece};
 
-/// One answer or several, on their way. Dropped, it cancels what is left.
+/// One or several answers that are being computed. Dropping it cancels what is left.
 pub struct Answer {
     /// The model's id.
     pub model: String,
@@ -23,26 +23,27 @@ pub struct Answer {
     context: Vec<u32>,
     channel: Arc<Channel>,
     n_left: usize,
-    /// What was taken last; its memory is used again.
+    /// The piece read last; its memory is reused.
     piece: Piece,
     wants_tokens: bool,
-    /// Least time between two pieces; what comes faster is given together.
+    /// Least time between two pieces; pieces that arrive sooner are merged.
     interval: Duration,
-    /// When a piece was waited for last, and came.
+    /// Time when the last awaited piece arrived.
     taken: Option<Instant>,
-    /// Choices before this one have had their turn.
+    /// Choices before this one were read already in this round.
     next_choice: usize,
-    /// One for each choice of a chat; none for a completion.
+    /// Readers of a chat, one for each choice; empty for a completion.
     readers: Vec<Reader>,
-    /// What follows the text that was given last.
+    /// Events that follow the last returned one.
     pending: VecDeque<AnswerEvent>,
     facts: Arc<Facts>,
-    /// The model is not unloaded before the answer has ended.
+    /// Keeps the model loaded until the answer has ended.
     _lease: Lease,
 }
 
 impl Answer {
-    /// What comes through `channel`, which has asked for an answer to `context`; `reader` reads each of them, `None`: as text.
+    /// Reads `channel`, whose request has the prompt `context`. `reader` is copied for each choice;
+    /// `None` returns plain text.
     pub(crate) fn new(
         lease: Lease,
         facts: Arc<Facts>,
@@ -71,24 +72,25 @@ impl Answer {
         }
     }
 
-    /// The prompt's tokens and those of the first answer, as far as it has been read; what a later request may have as its
-    /// [`GenerateOptions::context`].
+    /// The prompt's tokens and those of the first answer read so far. A later request may pass them
+    /// as its [`GenerateOptions::context`].
     pub fn context(&self) -> &[u32] {
         &self.context
     }
 
-    /// Answers that have not ended.
+    /// Number of answers that have not ended.
     pub fn n_choices(&self) -> usize {
         self.n_left
     }
 
-    /// Wait until the prompt has been computed: of it, tokens that were found computed.
+    /// Waits for the end of prefill and returns the number of cached prompt tokens.
     pub async fn n_cached(&mut self) -> usize {
         self.channel.wait().await;
         self.channel.activity.n_cached.load(Ordering::Relaxed)
     }
 
-    /// What comes next; `None` after every choice has ended. What came since the last call comes in one piece.
+    /// Returns the next event; `None` after every choice has ended. Tokens since the last call come
+    /// as one piece.
     pub async fn next(&mut self) -> Option<AnswerEvent> {
         loop {
             if let Some(event) = self.pending.pop_front() {
@@ -97,7 +99,7 @@ impl Answer {
             if self.n_left == 0 {
                 return None;
             }
-            // Of several choices, each has its turn before a pause.
+            // Read every choice before pausing.
             let choice = match self.channel.take(self.next_choice, &mut self.piece) {
                 Some(choice) => choice,
                 None => {
@@ -114,7 +116,7 @@ impl Answer {
                 self.context.extend(self.piece.tokens.iter().map(|token| token.id));
             }
             if !self.piece.prompt.is_empty() {
-                // What else has come follows at the next call.
+                // The rest of the piece follows at the next call.
                 let prompt = std::mem::take(&mut self.piece.prompt);
                 let tokens = prompt.iter().map(|token| self.facts.token_info(token)).collect();
                 self.channel.give_back(choice, &mut self.piece);
@@ -158,19 +160,19 @@ impl Answer {
                     completion_tokens: ended.timings.generated_tokens,
                     reasoning_tokens: reader.map_or(0, Reader::n_reasoning),
                 };
-                let reason = match stop_reason(ended.reason) {
-                    StopReason::End | StopReason::StopToken(_) if reader.is_some_and(Reader::has_calls) => {
-                        StopReason::ToolCalls
-                    }
-                    reason => reason,
-                };
+                let mut reason = stop_reason(ended.reason);
+                if matches!(reason, StopReason::End | StopReason::StopToken(_))
+                    && reader.is_some_and(Reader::has_calls)
+                {
+                    reason = StopReason::ToolCalls;
+                }
                 let finish = Finish { reason, usage, timings: ended.timings, seed: ended.seed };
                 self.pending.push_back(event(EventKind::Done(finish)));
             }
         }
     }
 
-    /// Everything, one for each choice.
+    /// Collects every choice.
     ///
     /// # Errors
     /// A choice failed.
