@@ -12,8 +12,8 @@ use device::{
     Activation, CollectiveKind, Op, Pooling, Result, RopeStyle, RouterGroups, RouterScores, StateId, ValueId,
     WeightId,
 };
-use device_lower::fields::Norm;
 use device_gpu::signature::{Signature, Source, signature};
+use device_lower::fields::Norm;
 use device_lower::lifetimes::max_rows;
 use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::Join;

@@ -211,7 +211,7 @@ mod tests {
     fn bytes_that_do_not_fit_are_refused() {
         let whole = affine(ScaleType::F16, true);
         let short = Tensor { data: whole.data.slice(0..100).unwrap(), ..whole.clone() };
-        assert!(make(&reversed(&short)).unwrap_err().to_string().contains("result: found fewer rows"));
+        assert!(make(&reversed(&short)).unwrap_err().to_string().contains("result: found a number of rows"));
         assert!(
             make(&TensorRecipe { order: None, ..reversed(&short) })
                 .unwrap_err()
