@@ -22,7 +22,8 @@ from dynamo.runtime import DistributedRuntime, dynamo_worker
 
 class Bridge:
     def __init__(self, url):
-        # The frontend does not pass a client's key on, so all of them are one tenant of the instance.
+        # The frontend does not pass a client's key on, so all of them are one tenant of the
+        # instance.
         key = os.environ.get("INGLE_KEY")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self.client = httpx.AsyncClient(base_url=url, timeout=None, headers=headers)

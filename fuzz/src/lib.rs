@@ -1,5 +1,5 @@
-//! Fuzz targets: each passes untrusted bytes to one of our readers, and panics if the reader breaks a
-//! promise. A reader returns a valid value or an error, in bounded time and memory.
+//! Fuzz targets: each passes untrusted bytes to one of our readers, and panics if the reader breaks
+//! a promise. A reader returns a valid value or an error, in bounded time and memory.
 //!
 //! Targets are functions of a library, so that a test can run each over its seeds on every machine.
 //! `cargo xtask fuzz` runs them under libFuzzer.
@@ -47,7 +47,8 @@ pub const TARGETS: &[Target] = &[
 mod tests {
     use std::time::{Duration, Instant};
 
-    /// Runs every target over its seeds, over truncated seeds, and over seeds with one byte changed.
+    /// Runs every target over its seeds, over truncated seeds, and over seeds with one byte
+    /// changed.
     #[test]
     fn targets_keep_their_promises_on_their_seeds() {
         for target in super::TARGETS {

@@ -16,9 +16,9 @@ const MAX_SIDE: usize = 2048;
 /// A recording of any bytes, in every container and codec that is decoded. The result is finite
 /// samples or an error.
 ///
-/// A few valid bytes may decode to hours of silence, so only the first minute is decoded. The reader
-/// catches panics of decoders (an overflow is a panic only in builds with checks). So the fuzzer
-/// must stop only at a panic that escapes the reader.
+/// A few valid bytes may decode to hours of silence, so only the first minute is decoded. The
+/// reader catches panics of decoders (an overflow is a panic only in builds with checks). So the
+/// fuzzer must stop only at a panic that escapes the reader.
 pub(crate) fn audio(data: &[u8]) {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {

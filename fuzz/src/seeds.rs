@@ -138,8 +138,8 @@ pub(crate) fn ctranslate2() -> Vec<Vec<u8>> {
 
 pub(crate) fn whisper_cpp() -> Vec<Vec<u8>> {
     let mut file = Vec::new();
-    // ggml's magic, the hyperparameters of a tiny model in whisper.cpp's order, mel filters, tokens,
-    // and one tensor.
+    // ggml's magic, the hyperparameters of a tiny model in whisper.cpp's order, mel filters,
+    // tokens, and one tensor.
     file.extend(0x6767_6d6cu32.to_le_bytes());
     for n in [4i32, 8, 4, 1, 1, 8, 4, 1, 1, 2, 0] {
         file.extend(n.to_le_bytes());

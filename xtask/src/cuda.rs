@@ -13,8 +13,8 @@ const NVRTC: [&str; 2] = ["nvidia-cuda-nvrtc-cu12", "12.9.86"];
 const ARCHITECTURES: [&str; 6] = ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"];
 
 /// Compiles all kernels into the archive that the next build embeds in the binary, and records
-/// registers and spills. With `--check` it only compares these with the record. `arguments` may name
-/// architectures.
+/// registers and spills. With `--check` it only compares these with the record. `arguments` may
+/// name architectures.
 pub fn kernels(arguments: &[String]) -> Result<(), String> {
     let library = nvrtc()?;
     let mut command = Command::new("cargo");

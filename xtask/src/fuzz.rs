@@ -1,5 +1,5 @@
-//! Runs libFuzzer over the targets of `fuzz/` with the stable toolchain. Coverage is a flag of LLVM.
-//! The fuzzed crates have no `unsafe` code, so no sanitizer is needed.
+//! Runs libFuzzer over the targets of `fuzz/` with the stable toolchain. Coverage is a flag of
+//! LLVM. The fuzzed crates have no `unsafe` code, so no sanitizer is needed.
 
 use std::env;
 use std::fs;
@@ -40,8 +40,8 @@ pub fn as_rustc() -> Option<ExitCode> {
     Some(if ended.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// `cargo xtask fuzz [TARGET]... [--minutes N]`: fuzzes each target in turn, starting from its seeds
-/// and the corpus of earlier runs.
+/// `cargo xtask fuzz [TARGET]... [--minutes N]`: fuzzes each target in turn, starting from its
+/// seeds and the corpus of earlier runs.
 pub fn run(arguments: &[String]) -> Result<(), String> {
     let mut minutes = 1.0;
     let mut wanted = Vec::new();

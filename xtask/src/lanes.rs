@@ -4,10 +4,10 @@
 //! during which the other cores are idle. With two lanes, each on half of the cores, all cores are
 //! busy until the last binary.
 //!
-//! On Linux each lane is bound to its half. The CPU device starts a worker for each core that it may
-//! use, and workers wait for each other hundreds of times a step. With two lanes of two workers each
-//! on two cores, some binaries took three times as long. So a lane of one core has one worker, unless
-//! a test starts more. `full` does not bind its lanes.
+//! On Linux each lane is bound to its half. The CPU device starts a worker for each core that it
+//! may use, and workers wait for each other hundreds of times a step. With two lanes of two workers
+//! each on two cores, some binaries took three times as long. So a lane of one core has one worker,
+//! unless a test starts more. `full` does not bind its lanes.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -46,7 +46,8 @@ pub enum Cores {
     All,
 }
 
-/// Test binaries in the output of `cargo test --no-run --message-format=json`, slowest packages first.
+/// Test binaries in the output of `cargo test --no-run --message-format=json`, slowest packages
+/// first.
 pub fn jobs(messages: &str, arguments: &[String]) -> Vec<Job> {
     let mut jobs: Vec<Job> = messages.lines().filter_map(|line| job(line, arguments)).collect();
     let rank =
@@ -114,8 +115,8 @@ pub fn run(jobs: Vec<Job>, logs: &Path, environment: &[(&str, &str)], cores: Cor
     if failures.is_empty() { Ok(()) } else { Err(format!("tests failed\n  {}", failures.join("\n  "))) }
 }
 
-/// The cores of each lane, in the format of `taskset -c`. `None` without `taskset`, or if the allowed
-/// cores are unknown.
+/// The cores of each lane, in the format of `taskset -c`. `None` without `taskset`, or if the
+/// allowed cores are unknown.
 fn shares(n_lanes: usize) -> Vec<Option<String>> {
     let has_taskset = || Command::new("taskset").arg("--version").stdout(Stdio::null()).status().is_ok();
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

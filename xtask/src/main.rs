@@ -1,5 +1,5 @@
-//! `cargo xtask COMMAND`: tests, checks of style, and the archive of CUDA kernels. [`HELP`] lists the
-//! commands.
+//! `cargo xtask COMMAND`: tests, checks of style, and the archive of CUDA kernels. [`HELP`] lists
+//! the commands.
 //!
 //! This program has no dependencies. So it compiles in two seconds, and can name missing programs
 //! before anything else is built.

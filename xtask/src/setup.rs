@@ -1,8 +1,8 @@
-//! Checks, before anything is built, for the programs that the tests need beyond a Rust toolchain and
-//! a C compiler. Missing ones are installed if possible.
+//! Checks, before anything is built, for the programs that the tests need beyond a Rust toolchain
+//! and a C compiler. Missing ones are installed if possible.
 //!
-//! On x86-64 Linux the tests compile Metal's kernels with clang and run them under its sanitizers. On
-//! every system they fetch models with pip. A missing program is installed if the machine has
+//! On x86-64 Linux the tests compile Metal's kernels with clang and run them under its sanitizers.
+//! On every system they fetch models with pip. A missing program is installed if the machine has
 //! `apt-get` and this process is root. Otherwise the error lists the missing programs and how to
 //! install them.
 

@@ -24,12 +24,12 @@ const QUICK: &[&str] = &[
     "xtask",
 ];
 
-/// Number of cases of a property test in `full`; proptest's default is 256. A test with fewer cases by
-/// default runs more of them in proportion (`device_testing::cases`).
+/// Number of cases of a property test in `full`; proptest's default is 256. A test with fewer cases
+/// by default runs more of them in proportion (`device_testing::cases`).
 const FULL_CASES: &str = "4096";
 
-/// Architectures for which registers and spills of CUDA kernels are recorded: one without kernels of
-/// its own, and Hopper.
+/// Architectures for which registers and spills of CUDA kernels are recorded: one without kernels
+/// of its own, and Hopper.
 const RECORDED: [&str; 2] = ["sm_80", "sm_90a"];
 
 /// Tests of `examples/gpu_test.rs` that run on an emulated GPU in `full`: those that need minutes
@@ -44,7 +44,8 @@ const EMULATED: [(&str, &str); 7] = [
     ("90", "ExpertLinear, SelfAttention"),
 ];
 
-/// Arguments of the cargo that tests the CPU device with overflow checks, which its profile disables.
+/// Arguments of the cargo that tests the CPU device with overflow checks, which its profile
+/// disables.
 const CHECKED: &[&str] = &[
     "--config",
     "profile.dev.package.ingle-device-cpu.overflow-checks=true",
@@ -155,9 +156,9 @@ fn build(selection: &[&str], arguments: &[String]) -> Result<Vec<Job>, String> {
 }
 
 /// Environment variables for every cargo that compiles. In a fresh clone everything is compiled
-/// once: not incrementally, and with one codegen unit a crate, which takes a third less CPU time than
-/// sixteen. If our crates were compiled incrementally before, they stay so, because a switch would
-/// compile all of them again.
+/// once: not incrementally, and with one codegen unit a crate, which takes a third less CPU time
+/// than sixteen. If our crates were compiled incrementally before, they stay so, because a switch
+/// would compile all of them again.
 pub fn compilation() -> &'static [(&'static str, &'static str)] {
     let entries = fs::read_dir(target().join("debug/incremental"));
     // `cargo xtask` itself was compiled incrementally just now.
@@ -203,8 +204,8 @@ fn logs() -> PathBuf {
     target().join("xtask")
 }
 
-/// Runs `command` in the root of the workspace and prints its duration. Returns its standard output,
-/// which is empty unless it is piped.
+/// Runs `command` in the root of the workspace and prints its duration. Returns its standard
+/// output, which is empty unless it is piped.
 fn run(command: &mut Command) -> Result<String, String> {
     let line = shown(command);
     eprintln!("xtask: {line}");
@@ -220,9 +221,9 @@ fn run(command: &mut Command) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Removes from `command`'s environment the variables that `cargo run` sets about xtask's own package.
-/// Build scripts that read such variables would run again, and so would every compilation that
-/// depends on them: `cargo test` after `cargo xtask test` would take a minute longer.
+/// Removes from `command`'s environment the variables that `cargo run` sets about xtask's own
+/// package. Build scripts that read such variables would run again, and so would every compilation
+/// that depends on them: `cargo test` after `cargo xtask test` would take a minute longer.
 pub fn forget_xtask(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_"];
@@ -262,8 +263,8 @@ mod tests {
         })
     }
 
-    /// rustdoc takes seconds to find out that a crate has no examples. So the manifest of such a crate
-    /// says `doctest = false`.
+    /// rustdoc takes seconds to find out that a crate has no examples. So the manifest of such a
+    /// crate says `doctest = false`.
     #[test]
     fn crates_without_examples_have_no_tests_in_documentation() {
         for entry in fs::read_dir(root().join("crates")).unwrap().flatten() {

@@ -1,7 +1,8 @@
 #!/bin/bash
-# Makes libcuda and libnvrtc of an emulated GPU in a folder. Programs that find them there (LD_LIBRARY_PATH) run the CUDA device on the CPU, its kernels
-# compiled by the machine's C++ compiler when they are needed. Needs python3 and the compiler that compiler.sh looks for.
-# Usage: build.sh FOLDER
+# Makes libcuda and libnvrtc of an emulated GPU in a folder. Programs that find them there
+# (LD_LIBRARY_PATH) run the CUDA device on the CPU, its kernels compiled by the machine's C++
+# compiler when they are needed. Needs python3 and the compiler that compiler.sh looks for. Usage:
+# build.sh FOLDER
 set -e
 mkdir -p "$1"
 to=$(cd "$1" && pwd)

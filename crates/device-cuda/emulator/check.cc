@@ -30,7 +30,8 @@ static Floats numbers(size_t n) {
     return x;
 }
 static int failures = 0;
-// The difference's share of `expected`, both as root mean squares. What was written by nobody is NaN, and fails.
+// The difference's share of `expected`, both as root mean squares. What was written by nobody is
+// NaN, and fails.
 static void compare(const char *what, const Floats &found, const std::vector<double> &expected, double bound) {
     double off = 0, size = 1e-30;
     for (size_t i = 0; i < expected.size(); i++) off += (found[i] - expected[i]) * (found[i] - expected[i]), size += expected[i] * expected[i];

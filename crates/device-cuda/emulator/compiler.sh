@@ -1,4 +1,5 @@
-# Sets $compiler, a C++ compiler with _Float16 (CXX, c++, or the newest clang++ there is), and its $flags. Others source it.
+# Sets $compiler, a C++ compiler with _Float16 (CXX, c++, or the newest clang++ there is), and its
+# $flags. Others source it.
 compiler=${CXX:-$(command -v c++ || compgen -c clang++- | sort -V | tail -1)}
 if [ -z "$compiler" ]; then
   echo "no C++ compiler was found: install g++ or clang" >&2

@@ -1,5 +1,5 @@
-// What CUDA C++ has and C++ has not, for kernels that prepare.py has copied: types, functions, and each PTX instruction that they use as a function
-// of its name. engine.h runs them.
+// What CUDA C++ has and C++ has not, for kernels that prepare.py has copied: types, functions, and
+// each PTX instruction that they use as a function of its name. engine.h runs them.
 #pragma once
 #include "engine.h"
 #include <math.h>
@@ -131,8 +131,8 @@ template <class T> inline T __ldcg(const T *from) { return *from; }
 template <class T> inline T __ldcv(const T *from) { return *from; }
 template <class T> inline T __ldg(const T *from) { return *from; }
 
-// Addresses of shared memory have 32 bits: offsets in the block's dynamic part, or, with the upper bit, from a place in the module, which has the
-// static part.
+// Addresses of shared memory have 32 bits: offsets in the block's dynamic part, or, with the upper
+// bit, from a place in the module, which has the static part.
 static unsigned char emulated_anchor;
 inline size_t __cvta_generic_to_shared(const void *p) {
     const uintptr_t offset = (uintptr_t)p - (uintptr_t)emulated_shared;

@@ -1,6 +1,8 @@
-// CUDA's driver API, as far as the device calls it, over the engine: a libcuda.so.1 for machines without a GPU. Its memory is the host's, its
-// modules are shared libraries that compiler.cc has made. Work runs when somebody waits for it, not before: so what the host overwrites too early
-// is seen. Memory lies before a page that nobody may touch, and has no zeros before something is written.
+// CUDA's driver API, as far as the device calls it, over the engine: a libcuda.so.1 for machines
+// without a GPU. Its memory is the host's, its modules are shared libraries that compiler.cc has
+// made. Work runs when somebody waits for it, not before: so what the host overwrites too early is
+// seen. Memory lies before a page that nobody may touch, and has no zeros before something is
+// written.
 //
 //   INGLE_EMULATED_ARCHITECTURE  90, which is the default, or another compute capability times ten
 //   INGLE_EMULATED_PROCESSORS    multiprocessors, 36

@@ -1,8 +1,9 @@
-// Runs blocks of a CUDA kernel on a CPU: every thread is a fiber, and barriers, exchanges within a warp and polls switch between them. Warps
-// take turns in a random order. Words for other blocks arrive at random times; so do bulk copies, or in every second launch only when a
-// thread waits for them: what does not wait is seen.
-// What is not seen: races between plain stores and loads of threads that need not wait for each other, as threads run one at a time;
-// speed; and what a compiler for GPUs makes of the source.
+// Runs blocks of a CUDA kernel on a CPU: every thread is a fiber, and barriers, exchanges within a
+// warp and polls switch between them. Warps take turns in a random order. Words for other blocks
+// arrive at random times; so do bulk copies, or in every second launch only when a thread waits for
+// them: what does not wait is seen. What is not seen: races between plain stores and loads of
+// threads that need not wait for each other, as threads run one at a time; speed; and what a
+// compiler for GPUs makes of the source.
 #include "engine.h"
 #include <algorithm>
 #include <chrono>
@@ -154,7 +155,8 @@ unsigned random_below(unsigned n) {
     return (unsigned)((random_state >> 32) * n >> 32);
 }
 unsigned warps_of_block() { return (launch->n_threads + 31) / 32; }
-unsigned thread_of(unsigned warp, unsigned lane) { return warp * 32 + lane; } // blocks begin with a warp
+// blocks begin with a warp
+unsigned thread_of(unsigned warp, unsigned lane) { return warp * 32 + lane; }
 Warp &warp() { return warps[current / 32]; }
 unsigned block_number() { return current / 32 / warps_of_block(); }
 Block &block() { return blocks[block_number()]; }

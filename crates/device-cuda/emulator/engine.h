@@ -1,4 +1,5 @@
-// What kernels (device.h) and the driver (driver.cc) ask of the engine, which runs blocks of threads on a CPU.
+// What kernels (device.h) and the driver (driver.cc) ask of the engine, which runs blocks of
+// threads on a CPU.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -63,12 +64,13 @@ void emulated_copy_16(unsigned char *to, const void *from, bool inside);
 void emulated_copy_commit();
 void emulated_copy_wait(unsigned n_groups);
 
-// mma.m16n8k16: halves, sums in f32. Of the first operand a lane has rows lane / 4 and 8 more, columns 2 (lane % 4), the next, and 8 more.
+// mma.m16n8k16: halves, sums in f32. Of the first operand a lane has rows lane / 4 and 8 more,
+// columns 2 (lane % 4), the next, and 8 more.
 void emulated_mma(float *d, const unsigned *a, unsigned b0, unsigned b1);
 void emulated_ldmatrix(unsigned *v, const unsigned char *row, bool transposed);
 unsigned emulated_movmatrix(unsigned v);
-// wgmma.m64nNk16, the first operand in registers, or in shared memory with a descriptor as the second. Done at once: what is still read when others
-// write is not seen.
+// wgmma.m64nNk16, the first operand in registers, or in shared memory with a descriptor as the
+// second. Done at once: what is still read when others write is not seen.
 void emulated_wgmma(float *d, unsigned n, const unsigned *a, uint64_t b, bool accumulate, bool transposed);
 void emulated_wgmma_shared(float *d, unsigned n, uint64_t a, uint64_t b, bool accumulate);
 }

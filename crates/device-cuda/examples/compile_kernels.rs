@@ -1,8 +1,9 @@
-//! Compiles every kernel for the architectures that are named, without a GPU: the archive that the next
-//! build puts into the binary, and the table of registers and spills that CI compares.
+//! Compiles every kernel for the architectures that are named, without a GPU: the archive that the
+//! next build puts into the binary, and the table of registers and spills that CI compares.
 //!
-//! `compile_kernels [--nvrtc PATH] [--check] [--only TEXT] ARCHITECTURE...` (`cargo xtask cuda-kernels` fetches NVRTC and
-//! calls it). With `--check` nothing is written, and a difference from the recorded table is an error.
+//! `compile_kernels [--nvrtc PATH] [--check] [--only TEXT] ARCHITECTURE...` (`cargo xtask
+//! cuda-kernels` fetches NVRTC and calls it). With `--check` nothing is written, and a difference
+//! from the recorded table is an error.
 
 use ingle_device_cuda::{kernels, nvrtc::Nvrtc};
 use std::collections::BTreeMap;

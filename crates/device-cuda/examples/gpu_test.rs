@@ -17,7 +17,8 @@ use weights::BlockType;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// After compiling, a step allocates nothing: single steps, and steps in flight, greedy, sampled and chosen by the host.
+/// After compiling, a step allocates nothing: single steps, and steps in flight, greedy, sampled
+/// and chosen by the host.
 fn allocations(device: &CudaDevice) -> Result<String, String> {
     let error = |e: device::Error| e.to_string();
     let mut n_steps = 0;
@@ -102,8 +103,8 @@ fn main() -> ExitCode {
         }
     };
     println!("{}; {}", device.describe(), device.kernels().origin());
-    // Side by side, where they must be compiled: all of them, or those of the persistent kernel. Tests chosen one by one compile what they
-    // need themselves.
+    // Side by side, where they must be compiled: all of them, or those of the persistent kernel.
+    // Tests chosen one by one compile what they need themselves.
     let architecture = device.context().facts().architecture();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
     let persistent = ["persistent", "general", "mixed"].into_iter().any(is_wanted);
@@ -167,8 +168,8 @@ fn main() -> ExitCode {
                 report(&format!("{name}, steps in one launch of {of}"), started, result);
             }
         }
-        // The weights of such decoders are less than a ring. Shorter ones go round several times in a step: of several rows; of a mixture,
-        // of one row and of several.
+        // The weights of such decoders are less than a ring. Shorter ones go round several times in
+        // a step: of several rows; of a mixture, of one row and of several.
         let rings = is_wanted("persistent") || is_wanted("rings");
         let short = [(1, 8, 170_000), (25, 1, 100_000), (25, 8, 185_000)];
         for (seed, persistent_rows, shared_bytes) in short.into_iter().filter(|_| rings) {

@@ -1,5 +1,6 @@
 //! Arguments of kernels: the structs of the headers `arguments.h`, under the same names. `build.rs`
-//! translates them, so that host and kernels have one definition; their docs are the headers' comments.
+//! translates them, so that host and kernels have one definition; their docs are the headers'
+//! comments.
 
 use bytemuck::{Pod, Zeroable};
 pub use device_gpu::arguments::{Choice, Span};

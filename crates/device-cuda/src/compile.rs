@@ -1,6 +1,6 @@
 //! From units to tables: which kernel runs each unit for how many rows, with which arguments.
-//! `primitives` has the kernels of single Ops, `linear` the products, `experts` those with the matrices of
-//! each row's experts, `attention` what reads KV pages.
+//! `primitives` has the kernels of single Ops, `linear` the products, `experts` those with the
+//! matrices of each row's experts, `attention` what reads KV pages.
 
 mod attention;
 mod experts;
@@ -48,7 +48,8 @@ pub struct Places {
     pub heads: Address,
     /// States of recurrent layers.
     pub states: Address,
-    /// Biases that are subtracted from keys before they are stored, by KV layer; 0, or no entry: none.
+    /// Biases that are subtracted from keys before they are stored, by KV layer; 0, or no entry:
+    /// none.
     pub known: Vec<Address>,
     /// Pools of pages by KV group.
     pub pools: Vec<Address>,
@@ -179,8 +180,8 @@ impl<'a> Call<'a> {
 
 pub(crate) const ONE: Extent = Extent::Fixed(1);
 
-/// Of a launch of the persistent kernel of one row: the arguments for one of a step's rows, but for its sequence's page table, which is known at
-/// launch.
+/// Of a launch of the persistent kernel of one row: the arguments for one of a step's rows, but for
+/// its sequence's page table, which is known at launch.
 fn of_row(arguments: &PersistentArguments, row: usize) -> PersistentArguments {
     let row = row as u64;
     PersistentArguments {
@@ -215,8 +216,8 @@ impl Compiler<'_> {
         Ok(draft.commands)
     }
 
-    /// The table for steps of a class in one launch of a persistent kernel, which is in a file, with what comes before and after it. Every
-    /// row is an output.
+    /// The table for steps of a class in one launch of a persistent kernel, which is in a file,
+    /// with what comes before and after it. Every row is an output.
     ///
     /// # Errors
     /// Something has no kernel.
@@ -277,13 +278,15 @@ impl Compiler<'_> {
         Ok(draft.commands)
     }
 
-    /// Of a launch of a persistent kernel: its arguments but for addresses, and the bytes of its shared memory.
+    /// Of a launch of a persistent kernel: its arguments but for addresses, and the bytes of its
+    /// shared memory.
     pub fn persistent_arguments(&self, persistent: &Persistent, rows: Rows) -> (PersistentArguments, u32) {
         persistent.arguments(self.plan, self.limits, &self.step, self.profile.shared_bytes, rows)
     }
 
-    /// What the steps of a launch begin with that computes several: what reads rows of the embedding, and its arguments. `None`: no launch does, or the
-    /// residual does not begin with an embedding alone.
+    /// What the steps of a launch begin with that computes several: what reads rows of the
+    /// embedding, and its arguments. `None`: no launch does, or the residual does not begin with an
+    /// embedding alone.
     pub fn embedding(&self, persistent: &Persistent) -> Option<(String, EmbedArguments)> {
         let [before, _] = persistent.outside.clone();
         let [LoweredUnit { unit: Unit::Primitive(Op::Embed { table, scale, out }), .. }] =

@@ -1,4 +1,5 @@
-//! NVIDIA's driver, loaded at run time: only this module calls it. Every call is checked, and its error names what was asked.
+//! NVIDIA's driver, loaded at run time: only this module calls it. Every call is checked, and its
+//! error names what was asked.
 
 mod facts;
 mod memory;
@@ -35,7 +36,8 @@ fn failed<T>(reason: String) -> Result<T> {
 fn describe(code: sys::CUresult) -> String {
     use sys::CUresult as C;
     let mut name: *const c_char = ptr::null();
-    // SAFETY: the driver writes the address of a constant string, or null for a code that it does not know.
+    // SAFETY: the driver writes the address of a constant string, or null for a code that it does
+    // not know.
     let known = unsafe { sys::cuGetErrorName(code, &mut name) } == C::CUDA_SUCCESS && !name.is_null();
     let name = match known {
         // SAFETY: the driver's strings end in 0 and live as long as the process.
@@ -119,7 +121,8 @@ pub struct Context {
     lost: OnceLock<String>,
 }
 
-// SAFETY: the driver's handles may be used by any thread; each makes the context its own before (`enter`).
+// SAFETY: the driver's handles may be used by any thread; each makes the context its own before
+// (`enter`).
 unsafe impl Send for Context {}
 // SAFETY: as above; the driver locks for itself.
 unsafe impl Sync for Context {}
@@ -213,8 +216,8 @@ impl Context {
         place.copy_from_slice(arguments);
         let mut parameters = [aligned.as_mut_ptr().cast::<c_void>()];
         let [x, y, z] = grid;
-        // From Hopper on, kernels come to the multiprocessors while those before them end; each waits for them itself
-        // (`await`, common.cuh).
+        // From Hopper on, kernels come to the multiprocessors while those before them end; each
+        // waits for them itself (`await`, common.cuh).
         // SAFETY: a plain union, of which zeros are valid.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
         let has_attribute = match start {
@@ -243,8 +246,9 @@ impl Context {
             attrs: &mut attribute,
             numAttrs: u32::from(has_attribute),
         };
-        // SAFETY: the function belongs to a module that lives as long as its program; its only parameter is a struct of
-        // as many bytes, which the driver copies; addresses in it are of memory of the same program.
+        // SAFETY: the function belongs to a module that lives as long as its program; its only
+        // parameter is a struct of as many bytes, which the driver copies; addresses in it are of
+        // memory of the same program.
         let code = unsafe { sys::cuLaunchKernelEx(&config, f.0, parameters.as_mut_ptr(), ptr::null_mut()) };
         check(code, "starting a kernel")
     }
@@ -255,8 +259,8 @@ impl Context {
     /// Those of `what`, or the driver's.
     pub fn capture(self: &Arc<Self>, what: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is this context's, and is not capturing: programs are used by one thread at a time, and
-        // this function ends what it begins.
+        // SAFETY: the stream is this context's, and is not capturing: programs are used by one
+        // thread at a time, and this function ends what it begins.
         check(unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) }, "recording a graph")?;
         let result = what();
         let mut graph = ptr::null_mut();
@@ -282,8 +286,8 @@ impl Context {
         check(unsafe { sys::cuGraphLaunch(graph.exec, self.stream) }, "starting a graph")
     }
 
-    /// Copy to the GPU, in the order of the stream. Pinned bytes must stay until the copy is done; others are copied before
-    /// this returns.
+    /// Copy to the GPU, in the order of the stream. Pinned bytes must stay until the copy is done;
+    /// others are copied before this returns.
     ///
     /// # Errors
     /// The driver refused.
@@ -293,7 +297,8 @@ impl Context {
         check(code, "copying to the GPU")
     }
 
-    /// Copy ranges of the GPU's memory to places in `bytes`, after all that was submitted, and wait once.
+    /// Copy ranges of the GPU's memory to places in `bytes`, after all that was submitted, and wait
+    /// once.
     ///
     /// # Errors
     /// The driver refused, or something that was submitted failed.
@@ -351,7 +356,8 @@ impl Context {
         self.wait_until(|| unsafe { sys::cuStreamQuery(self.stream) })
     }
 
-    /// Ask again and again: at first without pause, since a step takes less than a thread's sleep; later with.
+    /// Ask again and again: at first without pause, since a step takes less than a thread's sleep;
+    /// later with.
     fn wait_until(&self, query: impl Fn() -> sys::CUresult) -> Result<()> {
         let started = Instant::now();
         let mut n = 0u32;
@@ -436,7 +442,8 @@ impl Drop for Context {
         if self.lost.get().is_some() {
             return;
         }
-        // SAFETY: the handles are this context's; whatever used them holds an Arc of it, and so is gone.
+        // SAFETY: the handles are this context's; whatever used them holds an Arc of it, and so is
+        // gone.
         unsafe {
             sys::cuCtxSetCurrent(self.context);
             sys::cuStreamDestroy_v2(self.stream);
@@ -450,9 +457,11 @@ impl Drop for Context {
 pub enum Start {
     /// When what was submitted before is done.
     After,
-    /// From Hopper on: when the blocks of the kernel before it have begun. It waits for that kernel itself.
+    /// From Hopper on: when the blocks of the kernel before it have begun. It waits for that kernel
+    /// itself.
     Early,
-    /// As [`Self::After`], with all blocks at once, since they wait for each other; refused where they do not fit the GPU together.
+    /// As [`Self::After`], with all blocks at once, since they wait for each other; refused where
+    /// they do not fit the GPU together.
     Together,
 }
 

@@ -1,5 +1,6 @@
-//! A group of GPUs that compute a model together: each is a rank, and exchanges numbers with the others by our own kernel
-//! (`kernels/collective.cu`), which writes into the others' inboxes. There is no library between them.
+//! A group of GPUs that compute a model together: each is a rank, and exchanges numbers with the
+//! others by our own kernel (`kernels/collective.cu`), which writes into the others' inboxes. There
+//! is no library between them.
 
 use crate::CudaDevice;
 use crate::driver::{Address, Buffer, Context, NAME, Pinned, connect};
@@ -14,7 +15,8 @@ pub const BLOCKS: usize = 64;
 /// `COLLECTIVE_BLOCKS_MANY` of arguments.h.
 pub const BLOCKS_MANY: usize = 128;
 
-/// Bytes of one rank's packets in an inbox, then of its values of many rows and their flags (collective.cu).
+/// Bytes of one rank's packets in an inbox, then of its values of many rows and their flags
+/// (collective.cu).
 const OF_RANK: [usize; 2] = [BLOCKS * 2 * 512 * 8 * 16, BLOCKS_MANY * (4 * 512 * 4 * 16 + 4)];
 
 /// Where the packets for a rank lie.
@@ -75,10 +77,12 @@ pub enum Reach {
 }
 
 impl CudaDevice {
-    /// GPUs with these indices as the ranks of one group, in this order. An index may come twice (two ranks on one GPU, for tests).
+    /// GPUs with these indices as the ranks of one group, in this order. An index may come twice
+    /// (two ranks on one GPU, for tests).
     ///
     /// # Errors
-    /// As [`CudaDevice::new`], or the GPUs differ: their kernels would round differently, and choose different tokens.
+    /// As [`CudaDevice::new`], or the GPUs differ: their kernels would round differently, and
+    /// choose different tokens.
     pub fn group(indices: &[usize], reach: Reach) -> Result<Vec<CudaDevice>> {
         let n = indices.len();
         let contexts = indices.iter().map(|index| Context::new(*index)).collect::<Result<Vec<_>>>()?;

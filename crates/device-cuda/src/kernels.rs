@@ -1,7 +1,7 @@
 //! The kernels: their sources, and their machine code from one of three places. In this order: the
-//! archive in the binary, if it was built with one and has this architecture; the cache on the disk;
-//! NVIDIA's run-time compiler, whose result goes to the cache. Whatever the place, code is used only
-//! if it was made from exactly these sources.
+//! archive in the binary, if it was built with one and has this architecture; the cache on the
+//! disk; NVIDIA's run-time compiler, whose result goes to the cache. Whatever the place, code is
+//! used only if it was made from exactly these sources.
 
 use crate::driver::{Context, Function, Module, NAME};
 use crate::nvrtc::Nvrtc;
@@ -116,7 +116,8 @@ pub fn compiled_architectures() -> BTreeSet<&'static str> {
     entries(COMPILED).map(|(architecture, ..)| architecture).collect()
 }
 
-/// Whether machine code for one architecture runs on another: the same generation, no newer, and not for one chip alone.
+/// Whether machine code for one architecture runs on another: the same generation, no newer, and
+/// not for one chip alone.
 fn runs_on(code: &str, gpu: &str) -> bool {
     let number = |name: &str| name.strip_prefix("sm_").and_then(|n| n.parse::<u32>().ok());
     match (number(code), number(gpu)) {
@@ -232,8 +233,9 @@ impl Kernels {
         self.nvrtc().is_ok()
     }
 
-    /// The file of a text that was written for one model, for [`Self::prepare`] and [`Self::function`]; its name begins with `name`. Where the compiler
-    /// refuses the text, the file has the code of `general`, if it is given, which must have kernels of the same names.
+    /// The file of a text that was written for one model, for [`Self::prepare`] and
+    /// [`Self::function`]; its name begins with `name`. Where the compiler refuses the text, the
+    /// file has the code of `general`, if it is given, which must have kernels of the same names.
     pub fn generate(&self, name: &str, text: String, general: Option<String>) -> String {
         // Its headers are those of the binary: `code` says so where one is missing.
         let hash = hash_of(name, &text).unwrap_or_default();

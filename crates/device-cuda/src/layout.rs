@@ -50,7 +50,8 @@ pub fn scratch_of(plan: &Plan, units: &[LoweredUnit], limits: &Limits, profile: 
         if let Unit::Primitive(Op::Argmax { x, .. }) = unit {
             scratch.raise(BESTS, max_rows(limits, plan.value(*x).rows) * BEST_PARTS * 8);
         }
-        // Whole groups of 8 rows and tiles of 64 columns, as the input of packed products is laid out.
+        // Whole groups of 8 rows and tiles of 64 columns, as the input of packed products is laid
+        // out.
         let mut raise_input = |rows: usize, cols: usize| {
             let (rows, cols) = (rows.next_multiple_of(8), 64 * k_tiles(cols));
             scratch.raise(HALVES, rows * cols * 2);

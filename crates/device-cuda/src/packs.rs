@@ -1,5 +1,6 @@
-//! Weights in the order of tensor cores' fragments, beside their planes: which matrices are packed, and the way there. Rows come as the
-//! file has them; the GPU packs them (`kernels/gemm/repack.cu`).
+//! Weights in the order of tensor cores' fragments, beside their planes: which matrices are packed,
+//! and the way there. Rows come as the file has them; the GPU packs them
+//! (`kernels/gemm/repack.cu`).
 
 use crate::arguments::RepackArguments;
 use crate::driver::{Address, Buffer, Context, Function, Pinned, Start};
@@ -25,7 +26,8 @@ const MOST_THREADS: usize = 8;
 /// Alignment of what is copied together.
 const ALIGN: usize = 256;
 
-/// Matrices one after the other, or interleaved row by row; for stacks of experts, the same for each expert.
+/// Matrices one after the other, or interleaved row by row; for stacks of experts, the same for
+/// each expert.
 #[derive(Clone, Debug)]
 pub struct Pack {
     weights: Vec<Weight>,
@@ -79,7 +81,8 @@ pub struct PackPlan {
 }
 
 impl PackPlan {
-    /// For the projections of plans. None, where no step would use them, or all would take more than the profile allows.
+    /// For the projections of plans. None, where no step would use them, or all would take more
+    /// than the profile allows.
     pub fn new<'a>(
         parts: impl Iterator<Item = (&'a Plan, &'a [LoweredUnit])>,
         limits: &Limits,
@@ -297,7 +300,8 @@ impl Piece<'_> {
         of(0) + if self.pack.gate { of(1) } else { 0 }
     }
 
-    /// Into pinned memory: as many bytes as are returned. `rows`: where these will lie on the GPU; `packs`: where all packs do.
+    /// Into pinned memory: as many bytes as are returned. `rows`: where these will lie on the GPU;
+    /// `packs`: where all packs do.
     fn copy(&self, pinned: &mut Pinned, rows: Address, packs: Address) -> (RepackArguments, usize) {
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
@@ -369,7 +373,8 @@ impl Packs {
     }
 }
 
-// SAFETY: the keys are addresses that are only compared; the bytes themselves are kept by the packs' views.
+// SAFETY: the keys are addresses that are only compared; the bytes themselves are kept by the
+// packs' views.
 unsafe impl Send for PackPlan {}
 // SAFETY: as above; nothing is changed after it is made.
 unsafe impl Sync for PackPlan {}
@@ -381,7 +386,8 @@ mod tests {
     use device_lower::passes::lower;
     use device_testing::{PlanBuilder, limits};
 
-    /// Every row of every expert once, within its expert's tiles; without them where they take too much.
+    /// Every row of every expert once, within its expert's tiles; without them where they take too
+    /// much.
     #[test]
     fn experts_are_packed_one_after_the_other() {
         let (n_experts, n_in, n_out) = (5, 64, 96);

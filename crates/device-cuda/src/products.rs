@@ -1,5 +1,6 @@
-//! Products on tensor cores from weights in the order of fragments (`kernels/gemm`): what a type is packed to, which matrices are
-//! packed together, and how a launch is cut into tiles. Pure: it needs no GPU.
+//! Products on tensor cores from weights in the order of fragments (`kernels/gemm`): what a type is
+//! packed to, which matrices are packed together, and how a launch is cut into tiles. Pure: it
+//! needs no GPU.
 
 use device::{Activation, Plan};
 use device_lower::fields::{Projection, Tail};
@@ -84,7 +85,8 @@ pub struct Tile {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
-    /// `mma.sync`, weights straight to registers: so many times 16 rows of them a block (gemm/gemm_few.h).
+    /// `mma.sync`, weights straight to registers: so many times 16 rows of them a block
+    /// (gemm/gemm_few.h).
     Few(usize),
     /// `mma.sync`, weights through shared memory (gemm/gemm_mma.h).
     Mma,
@@ -183,7 +185,8 @@ impl Tile {
         }
     }
 
-    /// Bytes of shared memory: `GemmFew` (gemm/gemm_few.h), `GemmStages` (gemm/gemm_wgmma.h) and `GemmMmaStages` (gemm/gemm_mma.h).
+    /// Bytes of shared memory: `GemmFew` (gemm/gemm_few.h), `GemmStages` (gemm/gemm_wgmma.h) and
+    /// `GemmMmaStages` (gemm/gemm_mma.h).
     pub fn shared(self, codec: Codec) -> u32 {
         let stage = self.width * 128 + 2 * codec.tile;
         let bytes = match self.method {
@@ -202,18 +205,21 @@ impl Tile {
         bytes as u32
     }
 
-    /// What `n_tiles` of `k_tiles` each take by a model of the time, in `n_splits` parts of K, on so many multiprocessors. A unit is 4
-    /// cycles; fitted to the measurements in `kernels/gemm/NOTES.md`.
+    /// What `n_tiles` of `k_tiles` each take by a model of the time, in `n_splits` parts of K, on
+    /// so many multiprocessors. A unit is 4 cycles; fitted to the measurements in
+    /// `kernels/gemm/NOTES.md`.
     fn cost(self, n_tiles: usize, k_tiles: usize, n_splits: usize, n_processors: usize) -> usize {
         let width = self.width;
-        // Before the first tile: its weights are on their way. Tiles of tensor cores fill longer pipelines.
+        // Before the first tile: its weights are on their way. Tiles of tensor cores fill longer
+        // pipelines.
         let (begin, unpacking) = match self.method {
             Method::Few(slabs) => {
                 let steps = k_tiles.div_ceil(8);
                 let rounds = n_tiles.div_ceil(n_processors * self.blocks_a_processor());
                 return 900
                     + match n_tiles > n_processors {
-                        // A block alone on its multiprocessor waits for its weights; two share the way of theirs.
+                        // A block alone on its multiprocessor waits for its weights; two share the
+                        // way of theirs.
                         false => steps * (95 + 50 * slabs),
                         true => rounds * (steps * (10 + 160 * slabs + 13 * width / 2) + 150),
                     };
@@ -312,8 +318,9 @@ impl Experts {
         n_rows * k + 7 * n
     }
 
-    /// The tile of all products of a step, of [`Tile::all`]: the cheapest for experts that are chosen by chance, of whom most have no
-    /// more than two deviations above the mean. Narrow tiles cost what unpacking the weights does.
+    /// The tile of all products of a step, of [`Tile::all`]: the cheapest for experts that are
+    /// chosen by chance, of whom most have no more than two deviations above the mean. Narrow tiles
+    /// cost what unpacking the weights does.
     pub fn tile(&self, n_rows: usize) -> usize {
         let mean = (n_rows * self.k) as f64 / self.n.max(1) as f64;
         let most = (mean + 2.0 * mean.sqrt()).ceil().max(1.0) as usize;
@@ -355,7 +362,8 @@ pub struct Group {
     pub gate: bool,
 }
 
-/// The products of a projection: its matrices by what multiplies by them, `kinds`, each group in one launch.
+/// The products of a projection: its matrices by what multiplies by them, `kinds`, each group in
+/// one launch.
 pub fn groups<K: PartialEq>(p: &Projection, kinds: &[K]) -> Vec<Group> {
     let same = kinds.iter().all(|kind| *kind == kinds[0]);
     if matches!(p.tail, Tail::Gate { .. }) && same && kinds.len() == 2 {

@@ -13,8 +13,9 @@ use device_lower::table::RowClass;
 /// KV types, the default first.
 pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::Q8_0, KvType::Fp8, KvType::F32];
 
-/// By how many positions the longest sequence of a step of several rows in one launch may be longer than their mean. Each row has as many of the kernel's
-/// blocks as any other, where a launch for each unit shares them by positions.
+/// By how many positions the longest sequence of a step of several rows in one launch may be longer
+/// than their mean. Each row has as many of the kernel's blocks as any other, where a launch for
+/// each unit shares them by positions.
 const MOST_UNEVEN: usize = 16_384;
 
 /// Rows of a step that runs in one launch, at most.
@@ -23,7 +24,8 @@ const PERSISTENT_ROWS: usize = 8;
 /// Steps that one launch computes, at most.
 const CHAINED_STEPS: usize = 4;
 
-/// Bytes of weights that such a launch reads, about: a millisecond and a half. Of larger models the time between launches is a small part.
+/// Bytes of weights that such a launch reads, about: a millisecond and a half. Of larger models the
+/// time between launches is a small part.
 const CHAINED_BYTES: u64 = 4 << 30;
 
 const RULES: &[Rule] = &[
@@ -55,11 +57,14 @@ pub struct Profile {
     pub packed_rows: RowClass,
     /// The only tile of packed products, to test it; `None`: each launch takes the fastest.
     pub only_tile: Option<usize>,
-    /// Bytes of packed weights beside those that few rows are multiplied by, at most; of a model that needs more there are none.
+    /// Bytes of packed weights beside those that few rows are multiplied by, at most; of a model
+    /// that needs more there are none.
     pub most_packed: u64,
-    /// Warps that keep the chip busy: a product of one row is spread over at least so many, if it has as many columns.
+    /// Warps that keep the chip busy: a product of one row is spread over at least so many, if it
+    /// has as many columns.
     pub n_warps: usize,
-    /// Blocks of attention that keep the chip busy, those of rows of few positions included, which end at once.
+    /// Blocks of attention that keep the chip busy, those of rows of few positions included, which
+    /// end at once.
     pub n_blocks: usize,
     /// Positions from which a sequence is long: its positions are split over blocks.
     pub long: usize,
@@ -75,19 +80,24 @@ pub struct Profile {
     pub persistent_rows: usize,
     /// By how many positions the longest sequence of such a step may be longer than their mean.
     pub most_uneven: usize,
-    /// Whether the kernels of such steps are compiled for a model's table where NVRTC is there (`persistent/fixed.rs`).
+    /// Whether the kernels of such steps are compiled for a model's table where NVRTC is there
+    /// (`persistent/fixed.rs`).
     pub fixed_tables: bool,
-    /// Whether there are such steps where the kernels of the shape of heads are no files: NVRTC, which is there, compiles them.
+    /// Whether there are such steps where the kernels of the shape of heads are no files: NVRTC,
+    /// which is there, compiles them.
     pub other_shapes: bool,
-    /// Steps of one row, each of which goes on with the token that the one before chose, that such a kernel computes in one launch, at most.
+    /// Steps of one row, each of which goes on with the token that the one before chose, that such
+    /// a kernel computes in one launch, at most.
     pub chained_steps: usize,
     /// Bytes of weights that such a launch reads, at most, if it has more than one step.
     pub chained_bytes: u64,
-    /// Bytes of packed weights that a token reads up to which that was measured to be faster than a launch for each unit.
+    /// Bytes of packed weights that a token reads up to which that was measured to be faster than a
+    /// launch for each unit.
     pub most_persistent: u64,
     /// The same where matrices are in F16 or BF16.
     pub most_halves: u64,
-    /// Bytes of packed weights of all kinds up to which those of the persistent kernel are among them.
+    /// Bytes of packed weights of all kinds up to which those of the persistent kernel are among
+    /// them.
     pub most_copies: u64,
     /// Bytes of shared memory that a block may ask for.
     pub shared_bytes: u32,

@@ -1,9 +1,11 @@
-//! [`CudaProgram`]: the memory, the tables, and the steps that are written, launched and waited for.
+//! [`CudaProgram`]: the memory, the tables, and the steps that are written, launched and waited
+//! for.
 //!
-//! A step's numbers are written into a pinned region of its own; the first work of a step copies them
-//! to the one step buffer of the GPU, in the order of the stream, so that tables have constant
-//! addresses and a table of the same sizes is the same graph. The tokens that outputs choose go to a
-//! buffer of their own, where embeddings and penalties of later steps find them, and to pinned memory.
+//! A step's numbers are written into a pinned region of its own; the first work of a step copies
+//! them to the one step buffer of the GPU, in the order of the stream, so that tables have constant
+//! addresses and a table of the same sizes is the same graph. The tokens that outputs choose go to
+//! a buffer of their own, where embeddings and penalties of later steps find them, and to pinned
+//! memory.
 
 mod chain;
 mod launch;
@@ -77,8 +79,8 @@ pub struct CudaMachine {
     long: usize,
     /// Notes on steps, by ticket modulo the steps in flight.
     noted: Vec<Noted>,
-    /// Events of launched steps, by ticket modulo the steps in flight. `None`: the step is held back,
-    /// shares the launch of an earlier step, or was waited for.
+    /// Events of launched steps, by ticket modulo the steps in flight. `None`: the step is held
+    /// back, shares the launch of an earlier step, or was waited for.
     running: Vec<Option<Event>>,
     /// The last steps in flight, where these are not launched yet: one launch will compute them.
     held: Vec<Begun>,
@@ -195,12 +197,13 @@ impl Tables {
     }
 }
 
-/// Graphs for each plan at least: the segments of a model on two devices are many plans, and a step needs a graph of each.
+/// Graphs for each plan at least: the segments of a model on two devices are many plans, and a step
+/// needs a graph of each.
 const GRAPHS_A_PLAN: usize = 4;
 
 impl CudaMachine {
-    /// Allocates the memory and writes the tables. Weights of `before` are shared. Its pages and states
-    /// are used in place, until [`Machine::adopt`] moves them to this machine.
+    /// Allocates the memory and writes the tables. Weights of `before` are shared. Its pages and
+    /// states are used in place, until [`Machine::adopt`] moves them to this machine.
     ///
     /// # Errors
     /// Memory was refused, a kernel does not compile, or something has no kernel.
@@ -374,7 +377,8 @@ impl Machine for CudaMachine {
     }
 
     fn launch(&mut self, step: &Step, begun: &Begun, is_busy: bool) -> Result<u64> {
-        // While the GPU has something to do, a step waits for those that its launch may compute too.
+        // While the GPU has something to do, a step waits for those that its launch may compute
+        // too.
         if self.noted(begun).chained.is_some() && is_busy {
             self.held.push(*begun);
         } else {

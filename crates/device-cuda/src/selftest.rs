@@ -1,5 +1,5 @@
-//! What a user can run to see whether this machine's GPU gives right answers: every case that devices
-//! are tested with, against the reference interpreter.
+//! What a user can run to see whether this machine's GPU gives right answers: every case that
+//! devices are tested with, against the reference interpreter.
 
 mod decoders;
 mod one_launch;
@@ -14,10 +14,11 @@ use weights::BlockType;
 
 /// What this device's arithmetic needs of a case.
 ///
-/// Sums in other orders and exponentials good to a few units in the last place stay within a few times what f32 needs in
-/// any order. With few rows, quantised weights meet activations rounded to 1/127 of the largest of 32: an error of some
-/// 0.7 % of a product's size, five times that at the worst of thousands of products, and as much again in each of the
-/// layers that follow. With many rows, weights and activations are rounded to halves: 2^-11 of each factor.
+/// Sums in other orders and exponentials good to a few units in the last place stay within a few
+/// times what f32 needs in any order. With few rows, quantised weights meet activations rounded to
+/// 1/127 of the largest of 32: an error of some 0.7 % of a product's size, five times that at the
+/// worst of thousands of products, and as much again in each of the layers that follow. With many
+/// rows, weights and activations are rounded to halves: 2^-11 of each factor.
 pub fn tolerance(case: &Case) -> f32 {
     let decoded = case.block == BlockType::I16_ROWS || BlockType::GGUF_EXTRA.contains(&case.block);
     match case.kind {
@@ -33,8 +34,8 @@ pub fn tolerance(case: &Case) -> f32 {
 /// A name, and a check of it.
 pub type Promise = (&'static str, fn(&CudaDevice) -> Result<(), String>);
 
-/// What programs promise of steps, by name: links, choices, refusals, values that can be read; commits; bits that do not
-/// depend on company.
+/// What programs promise of steps, by name: links, choices, refusals, values that can be read;
+/// commits; bits that do not depend on company.
 pub const PROMISES: [Promise; 4] = [
     ("steps", |device| device_check::check_steps(device, 0.1).map(|_| ())),
     ("commits", |device| device_check::check_commits(device)),

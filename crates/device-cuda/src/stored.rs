@@ -1,5 +1,5 @@
-//! How the GPU stores matrices: the planes that `kernels/linear/codes.cuh` and `blocks.cuh` describe,
-//! and their making from a file's blocks. Pure: it needs no GPU.
+//! How the GPU stores matrices: the planes that `kernels/linear/codes.cuh` and `blocks.cuh`
+//! describe, and their making from a file's blocks. Pure: it needs no GPU.
 
 use weights::codec;
 use weights::codec::k_scales::unpack_q3_scales;
@@ -92,8 +92,8 @@ impl Kind {
 }
 
 impl Stored {
-    /// For a type and number of columns. Types without kernels become floats: their values are kept, those of the rarest
-    /// ones rounded to F16.
+    /// For a type and number of columns. Types without kernels become floats: their values are
+    /// kept, those of the rarest ones rounded to F16.
     pub fn new(block: BlockType, n_cols: usize) -> Stored {
         use BlockType::*;
         let groups = n_cols.div_ceil(32);
@@ -161,8 +161,8 @@ impl Stored {
         stored
     }
 
-    /// Make a row's part of each plane, from its bytes in the file and the row's scales and offsets there. `scratch` is for
-    /// values that are decoded.
+    /// Make a row's part of each plane, from its bytes in the file and the row's scales and offsets
+    /// there. `scratch` is for values that are decoded.
     pub fn pack_row(&self, row: &[u8], planes: PlaneSlices<'_>, out: [&mut [u8]; 4], scratch: &mut Vec<f32>) {
         use BlockType::*;
         let [codes, high, scales, supers] = out;

@@ -1,5 +1,6 @@
-//! Weights on the GPU: which there are, where each lies in one buffer, and the way there. Matrices are
-//! repacked by the host's threads into pinned memory and copied from there; vectors go as they are.
+//! Weights on the GPU: which there are, where each lies in one buffer, and the way there. Matrices
+//! are repacked by the host's threads into pinned memory and copied from there; vectors go as they
+//! are.
 
 use crate::arguments::{MatrixArguments, WeightArguments};
 use crate::driver::{Address, Buffer, Context, NAME, Pinned};
@@ -22,8 +23,8 @@ const MOST_THREADS: usize = 12;
 /// A view of bytes, by its address.
 type Key = (*const u8, usize);
 
-/// What identifies a matrix: its bytes (of a stack, those of the first part), its columns, its type, and the number of
-/// its parts.
+/// What identifies a matrix: its bytes (of a stack, those of the first part), its columns, its
+/// type, and the number of its parts.
 pub type MatrixKey = (Key, usize, BlockType, usize);
 
 fn key(bytes: &Bytes) -> Key {
@@ -319,7 +320,8 @@ impl Weights {
     }
 }
 
-// SAFETY: the keys are addresses that are only compared; the bytes themselves are kept by the plan's views.
+// SAFETY: the keys are addresses that are only compared; the bytes themselves are kept by the
+// plan's views.
 unsafe impl Send for WeightPlan {}
 // SAFETY: as above; nothing is changed after it is made.
 unsafe impl Sync for WeightPlan {}

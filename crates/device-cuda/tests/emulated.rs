@@ -1,4 +1,5 @@
-//! Some of what `examples/gpu_test.rs` checks on a GPU, on an emulated one: host code and kernels as they are, on a CPU (`emulator/`).
+//! Some of what `examples/gpu_test.rs` checks on a GPU, on an emulated one: host code and kernels
+//! as they are, on a CPU (`emulator/`).
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 

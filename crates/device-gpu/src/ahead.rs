@@ -1,11 +1,12 @@
-//! Steps in flight: which they are, the tokens that they chose, which of these a later step may link to,
-//! and which outputs kernels choose.
+//! Steps in flight: which they are, the tokens that they chose, which of these a later step may
+//! link to, and which outputs kernels choose.
 
 use device::{Choose, Chosen, OutputRef, Sampling, Want};
 use device_lower::table::StepSizes;
 use std::collections::VecDeque;
 
-/// This bit marks a token that an earlier output chose; the others are its index among the chosen tokens.
+/// This bit marks a token that an earlier output chose; the others are its index among the chosen
+/// tokens.
 pub const LINKED: u32 = 1 << 31;
 
 /// The word for no token in the buffer of chosen tokens.
@@ -56,7 +57,8 @@ pub struct Outputs {
     pub is_chosen: bool,
     /// True if an output's logits are wanted.
     pub wants_logits: bool,
-    /// Choices, filled when the step is waited for, or when the host chooses. Capacity: `max_outputs`.
+    /// Choices, filled when the step is waited for, or when the host chooses. Capacity:
+    /// `max_outputs`.
     pub chosen: Vec<Chosen>,
     /// Best tokens of all outputs, one output after the other; grows only if a step ranks tokens.
     pub best: Vec<(u32, f32)>,
@@ -109,8 +111,9 @@ pub struct Ahead<T> {
 }
 
 impl<T> Ahead<T> {
-    /// No steps so far. The outputs of `n_kept` steps are kept, twice the most steps in flight: a step may
-    /// link to the one that was waited for last when it was submitted, until it is waited for itself.
+    /// No steps so far. The outputs of `n_kept` steps are kept, twice the most steps in flight: a
+    /// step may link to the one that was waited for last when it was submitted, until it is waited
+    /// for itself.
     pub fn new(n_kept: usize, max_outputs: usize) -> Ahead<T> {
         Ahead {
             next: 0,
@@ -201,9 +204,9 @@ pub fn n_penalised(want: &Want) -> usize {
     if want.penalties.is_some() { want.recent.len as usize + want.pending.len as usize } else { 0 }
 }
 
-/// Returns true if kernels compute everything that `want` requests of an output besides its logits. They
-/// choose the best token, or sample by temperature, top-k, top-p and min-p, after a mask, biases and
-/// penalties.
+/// Returns true if kernels compute everything that `want` requests of an output besides its logits.
+/// They choose the best token, or sample by temperature, top-k, top-p and min-p, after a mask,
+/// biases and penalties.
 pub fn has_kernels(want: &Want) -> bool {
     let n_penalised = n_penalised(want);
     matches!(want.choose, Choose::Best | Choose::Sample(_))

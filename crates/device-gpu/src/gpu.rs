@@ -59,9 +59,10 @@ pub trait Buffer: Send + Sync {
 pub fn write<T: bytemuck::Pod>(buffer: &impl Buffer, offset: usize, values: &[T]) {
     let bytes: &[u8] = bytemuck::cast_slice(values);
     assert!(offset + bytes.len() <= buffer.len(), "{} bytes at {offset} of {}", bytes.len(), buffer.len());
-    // SAFETY: the assertion holds `offset + bytes.len()` within `buffer`. Callers write regions, chosen
-    // tokens and masks of a step that is not submitted yet, or a buffer before its first step; the step
-    // that had the region before was waited for, so that the GPU does not touch these bytes.
+    // SAFETY: the assertion holds `offset + bytes.len()` within `buffer`. Callers write regions,
+    // chosen tokens and masks of a step that is not submitted yet, or a buffer before its first
+    // step; the step that had the region before was waited for, so that the GPU does not touch
+    // these bytes.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.start().add(offset), bytes.len()) }
 }
 
@@ -85,7 +86,8 @@ impl Window {
 pub struct Dispatch<'a, G: Gpu> {
     /// The compiled kernel.
     pub pipeline: &'a G::Pipeline,
-    /// Buffers by their index among the kernel's parameters. Only an emulator looks at their lengths.
+    /// Buffers by their index among the kernel's parameters. Only an emulator looks at their
+    /// lengths.
     pub operands: &'a [Operand],
     /// The part of a buffer from whose start operands in that buffer are counted.
     pub window: Window,
@@ -100,8 +102,8 @@ pub struct Dispatch<'a, G: Gpu> {
 }
 
 impl<G: Gpu> Dispatch<'_, G> {
-    /// An operand's first byte, from its buffer's start, and how many bytes from there the kernel may
-    /// touch; 0: up to the buffer's end.
+    /// An operand's first byte, from its buffer's start, and how many bytes from there the kernel
+    /// may touch; 0: up to the buffer's end.
     pub fn bytes_of(&self, operand: &Operand) -> (u64, u64) {
         let offset = operand.location.offset;
         match (operand.location.buffer == self.window.buffer, operand.len) {
@@ -123,7 +125,8 @@ pub trait Residency<G: Gpu>: Send {
 
 /// A command buffer while dispatches are written into it.
 pub trait Encoder<G: Gpu> {
-    /// Declares a buffer that dispatches access through its address. Called before the first dispatch.
+    /// Declares a buffer that dispatches access through its address. Called before the first
+    /// dispatch.
     fn reach(&mut self, buffer: &G::Buffer);
 
     /// Adds a dispatch to the current group.
@@ -162,8 +165,8 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// It was refused.
     fn allocate(&self, memory: Memory, what: &str, bytes: usize) -> Result<Self::Buffer>;
 
-    /// A buffer over bytes of a mapped file, without a copy. `None` if that is not possible: bytes must
-    /// begin at a page, and the map must extend to the end of their last page.
+    /// A buffer over bytes of a mapped file, without a copy. `None` if that is not possible: bytes
+    /// must begin at a page, and the map must extend to the end of their last page.
     fn view(&self, bytes: &Bytes) -> Option<Self::Buffer>;
 
     /// Compiles the source files of these kernels, several at a time. A failure is an error of
@@ -189,8 +192,8 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// The device refused.
     fn submit(&self, encode: &mut dyn FnMut(&mut Self::Encoder)) -> Result<Self::Ticket>;
 
-    /// Waits until submitted work is done, and returns the seconds that it took on the GPU. A second call
-    /// returns the same.
+    /// Waits until submitted work is done, and returns the seconds that it took on the GPU. A
+    /// second call returns the same.
     ///
     /// # Errors
     /// The work failed, in the device's words, and what to do.

@@ -23,7 +23,8 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// A step with the sizes of its rows. [`Self::with_choices`] adds the kernels that choose tokens.
+    /// A step with the sizes of its rows. [`Self::with_choices`] adds the kernels that choose
+    /// tokens.
     pub fn new(step: &Step, ticket: u64, chooses: bool, at: &StepLayout) -> Begun {
         Begun {
             ticket,

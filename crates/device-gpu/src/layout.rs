@@ -8,8 +8,8 @@ use device::{Limits, Needs, Op, Plan};
 /// Alignment of values and of parts of buffers, in bytes.
 pub const ALIGN: usize = 256;
 
-/// Offsets of the parts of a step in its region, in bytes. The step buffer has a region for each step
-/// that may be in flight.
+/// Offsets of the parts of a step in its region, in bytes. The step buffer has a region for each
+/// step that may be in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepLayout {
     /// `(max_rows)` u32
@@ -62,8 +62,8 @@ impl StepLayout {
         StepLayout::of(plans, limits, in_flight, 0, 4)
     }
 
-    /// The layout for a program of these plans, with page tables of u64 addresses of pages. Each region
-    /// begins with a header of `header_bytes`.
+    /// The layout for a program of these plans, with page tables of u64 addresses of pages. Each
+    /// region begins with a header of `header_bytes`.
     pub fn with_addresses(
         plans: &[Plan],
         limits: &Limits,
@@ -128,8 +128,8 @@ impl StepLayout {
         (self.n_groups * self.pages_per_table) as u32
     }
 
-    /// Bytes of the step buffer of a GPU to which regions are copied: one for each step that a launch
-    /// computes, at most `chained_steps`.
+    /// Bytes of the step buffer of a GPU to which regions are copied: one for each step that a
+    /// launch computes, at most `chained_steps`.
     pub fn buffer_bytes(&self, chained_steps: usize) -> usize {
         chained_steps.clamp(1, self.in_flight) * self.region
     }
@@ -155,9 +155,9 @@ impl StepLayout {
         (region * self.max_outputs + output as usize) * self.mask_words
     }
 
-    /// Steps whose chosen tokens are kept. A step may link to the step that was waited for last when it
-    /// was submitted, `in_flight` steps before it. It may do so until it is waited for itself, when
-    /// `in_flight - 1` later ones have been submitted.
+    /// Steps whose chosen tokens are kept. A step may link to the step that was waited for last
+    /// when it was submitted, `in_flight` steps before it. It may do so until it is waited for
+    /// itself, when `in_flight - 1` later ones have been submitted.
     pub fn n_kept(&self) -> usize {
         2 * self.in_flight
     }

@@ -2,14 +2,16 @@
 //!
 //! # Parts
 //!
-//! - [`program::GpuProgram`] is the [`device::Program`]: it checks a step, writes it into its region,
-//!   keeps steps in flight, and chooses tokens that no kernel chooses.
+//! - [`program::GpuProgram`] is the [`device::Program`]: it checks a step, writes it into its
+//!   region, keeps steps in flight, and chooses tokens that no kernel chooses.
 //! - A [`machine::Machine`] is the GPU below it: memory, compiled tables, and what launches them.
-//! - [`replayer::Replayer`] is the machine of GPUs whose driver writes a table into a command buffer,
-//!   with buffers bound to each dispatch. The driver is a [`gpu::Gpu`], with its own kernels.
+//! - [`replayer::Replayer`] is the machine of GPUs whose driver writes a table into a command
+//!   buffer, with buffers bound to each dispatch. The driver is a [`gpu::Gpu`], with its own
+//!   kernels.
 //! - [`signature`] says what the kernels of simple Ops read and write.
-//! - [`layout`], [`arguments`] and [`inputs`] say what a step is in memory, [`ahead`] which steps are
-//!   in flight, [`compiled`] how tables are found by the rows of a step, [`pools`] where pages are.
+//! - [`layout`], [`arguments`] and [`inputs`] say what a step is in memory, [`ahead`] which steps
+//!   are in flight, [`compiled`] how tables are found by the rows of a step, [`pools`] where pages
+//!   are.
 //!
 //! A GPU keeps its kernels, the choice of a kernel for each unit, its profile, and its driver.
 #![deny(missing_docs)]

@@ -61,7 +61,8 @@ pub trait Machine: Sized + Send {
         false
     }
 
-    /// Number of steps worth submitting ahead for `n_sequences` sequences; `None`: the most in flight.
+    /// Number of steps worth submitting ahead for `n_sequences` sequences; `None`: the most in
+    /// flight.
     fn steps_ahead(&self, n_sequences: usize) -> Option<usize>;
 
     /// Makes this GPU current for driver calls of the calling thread.
@@ -92,8 +93,8 @@ pub trait Machine: Sized + Send {
         true
     }
 
-    /// Launches a step, or holds it back for [`Self::flush`] if other work is in flight. Before commands
-    /// that need masks it calls [`crate::inputs::write_masks`].
+    /// Launches a step, or holds it back for [`Self::flush`] if other work is in flight. Before
+    /// commands that need masks it calls [`crate::inputs::write_masks`].
     ///
     /// # Errors
     /// The driver refused, or the step's caller stopped it: nothing of it runs any more.
@@ -218,8 +219,8 @@ pub trait Machine: Sized + Send {
     }
 }
 
-/// Index of the first command of a table that needs the masks of a step; past all commands if the step
-/// has none.
+/// Index of the first command of a table that needs the masks of a step; past all commands if the
+/// step has none.
 pub fn masks_at(table: &Table, sizes: &StepSizes) -> usize {
     let needs = |command: &Command| command.when == When::Masks;
     let at = table.commands().iter().position(needs).filter(|_| sizes.masks);

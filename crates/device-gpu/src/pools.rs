@@ -1,8 +1,8 @@
 //! KV pages: a buffer for each granule that is committed, found by its address.
 //!
-//! Page tables in the step buffer hold the addresses of pages, so that kernels need neither a buffer
-//! for a whole pool nor a table of buffers. A commit allocates a buffer, copies nothing and does not
-//! wait for the steps in flight. Only a decommit waits for them.
+//! Page tables in the step buffer hold the addresses of pages, so that kernels need neither a
+//! buffer for a whole pool nor a table of buffers. A commit allocates a buffer, copies nothing and
+//! does not wait for the steps in flight. Only a decommit waits for them.
 
 use crate::gpu::{Buffer, Encoder, Gpu, Memory, Residency};
 use device::{CommittedPages, Error, KvLayout, Limits, Result};

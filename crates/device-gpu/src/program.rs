@@ -1,4 +1,5 @@
-//! [`GpuProgram`]: compiled plans on a [`Machine`], whose steps are written, launched and waited for.
+//! [`GpuProgram`]: compiled plans on a [`Machine`], whose steps are written, launched and waited
+//! for.
 
 use crate::ahead::{self, Ahead, Done, InFlight, NO_TOKEN};
 use crate::compiled::HasTable;
@@ -71,8 +72,8 @@ impl<M: Machine> GpuProgram<M> {
         Ok(begun)
     }
 
-    /// Checks a step, and writes it into the region that is its own if it is submitted next. Without
-    /// `choose`, nothing is chosen.
+    /// Checks a step, and writes it into the region that is its own if it is submitted next.
+    /// Without `choose`, nothing is chosen.
     fn begin(&mut self, step: &Step, choose: bool) -> Result<Begun> {
         self.machine.enter()?;
         if let Err(reason) = step.check(&self.needs, &self.limits, self.machine.committed()) {
@@ -149,8 +150,8 @@ impl<M: Machine> GpuProgram<M> {
         if is_fresh { self.fetch(ticket) } else { Ok(()) }
     }
 
-    /// Copies the results of the step that was just waited for to the host: logits, if an output wants
-    /// them, and the kept values of its plan.
+    /// Copies the results of the step that was just waited for to the host: logits, if an output
+    /// wants them, and the kept values of its plan.
     fn fetch(&mut self, ticket: u64) -> Result<()> {
         let Done { plan, sizes, .. } = self.ahead.done;
         self.results.clear();
@@ -179,8 +180,8 @@ impl<M: Machine> GpuProgram<M> {
         self.results.get(index).filter(|_| is_there).map_or(&[], |part| self.machine.result(part))
     }
 
-    /// Chooses tokens of the last submitted step on the host, for outputs whose choice has no kernel. The
-    /// GPU has finished the step. Tokens that kernels chose are copied.
+    /// Chooses tokens of the last submitted step on the host, for outputs whose choice has no
+    /// kernel. The GPU has finished the step. Tokens that kernels chose are copied.
     fn choose_on_host(&mut self, step: &Step, begun: &Begun) -> Result<()> {
         let GpuProgram { machine, ahead, chooser, step: at, .. } = self;
         let plan = &machine.plans()[begun.plan];
@@ -406,8 +407,8 @@ impl<M: Machine> Program for GpuProgram<M> {
         Ok(())
     }
 
-    /// The commands of the usual table, then those of the table of steps in one launch, if there are
-    /// such steps of so many rows.
+    /// The commands of the usual table, then those of the table of steps in one launch, if there
+    /// are such steps of so many rows.
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         // The outputs of the last step, if it had these rows; else one, as in decode.
         let done = &self.ahead.done;

@@ -1,9 +1,9 @@
 //! [`Replayer`]: the machine of GPUs whose driver writes a table into a command buffer.
 //!
 //! Each step in flight has a region of the step buffer; tables bind that buffer at offsets in a
-//! region. The GPU runs steps in order, so that they share the arena. The tokens that outputs choose
-//! go to a buffer of their own, where embeddings and penalties of later steps find them. Page tables
-//! hold addresses of pages ([`crate::pools`]).
+//! region. The GPU runs steps in order, so that they share the arena. The tokens that outputs
+//! choose go to a buffer of their own, where embeddings and penalties of later steps find them.
+//! Page tables hold addresses of pages ([`crate::pools`]).
 
 use crate::arguments;
 use crate::at_once::for_each_at_once;
@@ -115,8 +115,8 @@ pub fn allocate<G: Gpu>(gpu: &G, kv: &KvLayout, limits: &Limits, sizes: &Sizes) 
 }
 
 impl<G: Gpu> Replayer<G> {
-    /// A machine with compiled plans, whose commands name `kernels` by number. Compiles those of a step
-    /// of one row, in which every sequence spends its life; others when they are first used.
+    /// A machine with compiled plans, whose commands name `kernels` by number. Compiles those of a
+    /// step of one row, in which every sequence spends its life; others when they are first used.
     ///
     /// # Errors
     /// A kernel does not compile, or a page is too long.
@@ -179,8 +179,8 @@ impl<G: Gpu> Replayer<G> {
         Ok(())
     }
 
-    /// Seconds of a command of a step: the mean of many runs in one command buffer, each after the one
-    /// before.
+    /// Seconds of a command of a step: the mean of many runs in one command buffer, each after the
+    /// one before.
     ///
     /// # Errors
     /// The device failed.
@@ -384,8 +384,8 @@ impl<G: Gpu> Machine for Replayer<G> {
     fn chosen(&self, index: u32) -> u32 {
         let (tokens, offset) = (&self.buffers[usize::from(CHOSEN)], index as usize * 4);
         assert!(offset + 4 <= tokens.len(), "chosen token {index} of {}", tokens.len() / 4);
-        // SAFETY: the assertion holds the word within `tokens`, at a multiple of 4 bytes; the GPU is done
-        // with the step that writes it.
+        // SAFETY: the assertion holds the word within `tokens`, at a multiple of 4 bytes; the GPU
+        // is done with the step that writes it.
         unsafe { tokens.start().add(offset).cast::<u32>().read_volatile() }
     }
 
@@ -396,8 +396,8 @@ impl<G: Gpu> Machine for Replayer<G> {
         }
         assert!(part.offset + part.bytes <= arena.len(), "{part:?} of {} bytes", arena.len());
         // SAFETY: the assertion holds the bytes within `arena`; offsets of values are multiples of
-        // 256 bytes and rows of 4; every bit pattern is an f32; nothing is in flight, so that the GPU
-        // writes nothing.
+        // 256 bytes and rows of 4; every bit pattern is an f32; nothing is in flight, so that the
+        // GPU writes nothing.
         unsafe { std::slice::from_raw_parts(arena.start().add(part.offset).cast(), part.bytes / 4) }
     }
 

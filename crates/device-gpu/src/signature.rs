@@ -1,5 +1,6 @@
-//! Signatures of the kernels whose operands are the same on every GPU: element-wise Ops, and those that
-//! take rows or columns. A GPU binds operands and numbers in its own way, once for all of them.
+//! Signatures of the kernels whose operands are the same on every GPU: element-wise Ops, and those
+//! that take rows or columns. A GPU binds operands and numbers in its own way, once for all of
+//! them.
 
 use device::{Activation, Op, Plan, ValueId, WeightId};
 
@@ -23,10 +24,11 @@ pub struct Numbers {
     pub a_cols: usize,
     /// `columns`: the first column that is taken of each group.
     pub first: usize,
-    /// `columns`: columns of a group of `a`; `expert_bias`: of an expert; `join_heads`: of a head of `out`.
+    /// `columns`: columns of a group of `a`; `expert_bias`: of an expert; `join_heads`: of a head
+    /// of `out`.
     pub group: usize,
-    /// `columns`: columns taken of each group; `expert_bias`: experts of a row; `join_heads`: columns of a
-    /// head of `a`.
+    /// `columns`: columns taken of each group; `expert_bias`: experts of a row; `join_heads`:
+    /// columns of a head of `a`.
     pub taken: usize,
     /// `scale`: the factor; `softcap`: the cap; `clamped`: the least; `gate_clamped`: alpha.
     pub factor: f32,

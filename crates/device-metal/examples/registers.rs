@@ -1,14 +1,14 @@
-//! What each kernel needs of registers, by NVIDIA's assembler in the place of Apple's, which is not public, and its instructions
-//! that convert numbers (`metal_emulator::Registers`).
+//! What each kernel needs of registers, by NVIDIA's assembler in the place of Apple's, which is not
+//! public, and its instructions that convert numbers (`metal_emulator::Registers`).
 //!
 //!     cargo run -p ingle-device-metal --example registers -- PTXAS [FILE ...]
 //!
-//! PTXAS is `ptxas` of PyPI's `nvidia-cuda-nvcc`. FILE is a file of kernels such as `linear/q4_0.metal`; without any, all of them.
-//! Constants are those of a projection with a norm and a residual, and not split; of an attention with four heads of 128 columns to a
-//! KV head.
+//! PTXAS is `ptxas` of PyPI's `nvidia-cuda-nvcc`. FILE is a file of kernels such as
+//! `linear/q4_0.metal`; without any, all of them. Constants are those of a projection with a norm
+//! and a residual, and not split; of an attention with four heads of 128 columns to a KV head.
 
-/// LINEAR_NORM, LINEAR_RESIDUAL, LINEAR_WEIGHTS and LINEAR_SPLIT of `linear/constants.h`; ATTENTION_HEAD_DIM, _HEADS and _KEY_LANES
-/// of `attention/constants.h`.
+/// LINEAR_NORM, LINEAR_RESIDUAL, LINEAR_WEIGHTS and LINEAR_SPLIT of `linear/constants.h`;
+/// ATTENTION_HEAD_DIM, _HEADS and _KEY_LANES of `attention/constants.h`.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 const CONSTANTS: [(u16, u32); 7] = [(0, 1), (2, 1), (5, 1), (6, 1), (32, 128), (33, 4), (50, 8)];
 

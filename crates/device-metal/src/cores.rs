@@ -1,5 +1,5 @@
-//! The number of GPU cores in the system's registry of devices. Metal does not report it, and chips of
-//! one name are sold with different numbers.
+//! The number of GPU cores in the system's registry of devices. Metal does not report it, and chips
+//! of one name are sold with different numbers.
 
 use objc2_core_foundation::{CFNumber, CFString};
 use objc2_io_kit::{

@@ -53,8 +53,8 @@ impl<G: MetalGpu> MetalDevice<G> {
         MetalDevice { gpu: Arc::new(gpu), profile }
     }
 
-    /// A device for the same GPU that splits sequences after `split_positions` positions, for tests without
-    /// long ones.
+    /// A device for the same GPU that splits sequences after `split_positions` positions, for tests
+    /// without long ones.
     pub fn splitting(&self, split_positions: usize) -> MetalDevice<G> {
         MetalDevice { gpu: self.gpu.clone(), profile: Profile { split_positions, ..self.profile.clone() } }
     }

@@ -38,11 +38,12 @@ pub enum Constant {
 /// The order of Apple's dispatches and command buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EncoderMode {
-    /// A concurrent encoder with barriers between groups; Metal tracks hazards between command buffers.
+    /// A concurrent encoder with barriers between groups; Metal tracks hazards between command
+    /// buffers.
     #[default]
     Concurrent,
-    /// Like `Concurrent`, with untracked hazards and a fence between command buffers. Concurrent encoders
-    /// with tracked hazards are reported to hang an M1 Pro on a recent macOS.
+    /// Like `Concurrent`, with untracked hazards and a fence between command buffers. Concurrent
+    /// encoders with tracked hazards are reported to hang an M1 Pro on a recent macOS.
     Fenced,
     /// A serial encoder: one dispatch after the other.
     Serial,
@@ -110,6 +111,7 @@ pub trait MetalGpu: Gpu<Kernel = Request, Facts = Facts> {
     /// It does not compile, in the compiler's words.
     fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String>;
 
-    /// The pipelines that exist: a function, its most threads, its static threadgroup memory in bytes.
+    /// The pipelines that exist: a function, its most threads, its static threadgroup memory in
+    /// bytes.
     fn made(&self) -> Vec<(String, u32, u32)>;
 }

@@ -43,8 +43,8 @@ impl Kernel {
         FILES.iter().find(|(path, _)| *path == self.file).map(|(_, text)| *text)
     }
 
-    /// The file with the headers pasted in, each once. A compiler names lines by file and as they are
-    /// there.
+    /// The file with the headers pasted in, each once. A compiler names lines by file and as they
+    /// are there.
     pub fn source(&self) -> Option<String> {
         let mut pasted = Vec::new();
         Some(paste(self.file, self.text()?, &mut pasted))

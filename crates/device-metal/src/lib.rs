@@ -2,8 +2,8 @@
 //!
 //! # The way of a plan through this crate
 //!
-//! 1. `profile` holds the choices for the chip: the fusion rules, which `device_lower::fusion::fuse`
-//!    applies, and the passes.
+//! 1. `profile` holds the choices for the chip: the fusion rules, which
+//!    `device_lower::fusion::fuse` applies, and the passes.
 //! 2. `device_lower` turns nodes into units by these passes, and plans the arena.
 //! 3. `layout` sizes scratch; `weights` decides which weights are used in the
 //!    mapped file and which are copied.

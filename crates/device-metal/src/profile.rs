@@ -42,8 +42,8 @@ pub struct Profile {
     pub gemv_simdgroups: u32,
     /// SIMD-groups of a threadgroup of a GEMV whose rows none share: 1 to 16.
     pub gemv_threadgroup: u32,
-    /// Most rows of x that one SIMD-group multiplies with the weights that it loads: 2, 4 or 8. More read
-    /// weights fewer times and need more registers (`kernels/NOTES.md`).
+    /// Most rows of x that one SIMD-group multiplies with the weights that it loads: 2, 4 or 8.
+    /// More read weights fewer times and need more registers (`kernels/NOTES.md`).
     pub product_rows: u32,
     /// SIMD-groups of a threadgroup that attends with few rows: 1 to 8.
     pub attention_simdgroups: u32,
@@ -56,7 +56,8 @@ pub struct Profile {
     pub split_positions: usize,
     /// Threadgroups that attention of one row should have in all where it is split.
     pub split_threadgroups: usize,
-    /// Lanes that share a key where rows are decoded: 4, 8 or 16, and fewer where more query heads share it.
+    /// Lanes that share a key where rows are decoded: 4, 8 or 16, and fewer where more query heads
+    /// share it.
     pub key_lanes: u32,
     /// Steps that may be in flight.
     pub in_flight: usize,
@@ -64,8 +65,8 @@ pub struct Profile {
     pub tile_rows: u32,
     /// Rows of a prompt that are computed together, where `--chunk` does not say.
     pub prompt_chunk: usize,
-    /// Rows of a span from which on recurrent layers take 16 positions at a time, as matrix products, and not one
-    /// by one (`kernels/scan_chunks.h`).
+    /// Rows of a span from which on recurrent layers take 16 positions at a time, as matrix
+    /// products, and not one by one (`kernels/scan_chunks.h`).
     pub scan_rows: usize,
     /// Whether matrices are multiplied by the tensor units that Metal 4 opens: written, but never
     /// executed by anybody.
@@ -109,24 +110,26 @@ impl Profile {
             gemv_simdgroups: family.gemv_simdgroups * cores as u32,
             gemv_threadgroup: 2,
             product_rows: 8,
-            // One runs and one waits, so that the GPU never idles; two more for a host that is late.
+            // One runs and one waits, so that the GPU never idles; two more for a host that is
+            // late.
             in_flight: 4,
             tile_rows: 64,
-            // Weights are read once a chunk: 434 MB of a model of 0.6 billion take 1.8 of the 83 ms that its products take with 512 rows
-            // (docs/metal.md). Twice as many rows would save 1 %, and double the memory of activations.
+            // Weights are read once a chunk: 434 MB of a model of 0.6 billion take 1.8 of the 83 ms
+            // that its products take with 512 rows (docs/metal.md). Twice as many rows would save 1
+            // %, and double the memory of activations.
             prompt_chunk: 512,
             attention_simdgroups: 8,
             merged_simdgroups: family.merged_simdgroups,
-            // From here on a head has two tiles of 32 positions for each of eight SIMD-groups, and unsplit
-            // attention would keep 4 to 8 threadgroups busy on 20 cores.
+            // From here on a head has two tiles of 32 positions for each of eight SIMD-groups, and
+            // unsplit attention would keep 4 to 8 threadgroups busy on 20 cores.
             split_positions: 256,
             // Two of eight SIMD-groups each hide a core's latency; every further split is read by
             // every threadgroup that merges.
             split_threadgroups: 2 * cores,
             // 64 neighbouring bytes of a key in F16, where 4 lanes read 32.
             key_lanes: 8,
-            // A chunk costs the same however full it is: as many multiply-adds as 16 positions one by one, and the bytes of
-            // five (docs/metal.md).
+            // A chunk costs the same however full it is: as many multiply-adds as 16 positions one
+            // by one, and the bytes of five (docs/metal.md).
             scan_rows: 12,
             // Nobody has run them yet.
             tensor: false,
@@ -221,8 +224,8 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Lanes that share a key of so many query heads: each has a sum of every key and head in registers, 32 at
-    /// most.
+    /// Lanes that share a key of so many query heads: each has a sum of every key and head in
+    /// registers, 32 at most.
     pub fn key_lanes(&self, n_heads: usize) -> u32 {
         let most = 32 / (n_heads.max(1) as u32).next_power_of_two();
         self.key_lanes.min(most).max(4)

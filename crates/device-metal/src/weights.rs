@@ -200,8 +200,8 @@ impl Weights {
 const MOST_BIASED_COLUMNS: usize = 256;
 
 /// Numbers that kernels look up: of each stack of experts, the offsets of its matrices' codes,
-/// scales and biases; the heads of each CrossScores; and what the keys of a layer are stored without
-/// (`kernels/key_bias.h`).
+/// scales and biases; the heads of each CrossScores; and what the keys of a layer are stored
+/// without (`kernels/key_bias.h`).
 #[derive(Default)]
 pub struct LookupTables {
     /// Index of the first entry of a stack, by plan and weight.
@@ -285,7 +285,8 @@ impl LookupTables {
         self.stacks.get(&(plan, id)).map(|first| Location { buffer, offset: *first as u64 * 8 })
     }
 
-    /// Place of the biases that are subtracted from a layer's keys before they are stored; `None`: none.
+    /// Place of the biases that are subtracted from a layer's keys before they are stored; `None`:
+    /// none.
     pub fn key_bias(&self, buffer: u16, layer: KvLayerId) -> Option<Location> {
         self.known_at.get(&layer).map(|first| Location { buffer, offset: *first as u64 * 8 })
     }

@@ -1,5 +1,6 @@
-//! What Apple's compiler and GPUs may do to arithmetic: contract, flush subnormals to zero, and give
-//! functions that are two units off. No kernel lets it do the first, and results stay within their bounds with the others.
+//! What Apple's compiler and GPUs may do to arithmetic: contract, flush subnormals to zero, and
+//! give functions that are two units off. No kernel lets it do the first, and results stay within
+//! their bounds with the others.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -34,8 +35,9 @@ fn last_cases(device: &MetalDevice<EmulatedGpu>) -> Vec<Case> {
     cases.into_iter().map(|(_, case)| case).collect()
 }
 
-/// Nothing that Apple's compiler is given lets it contract: what is compiled is the same, so every bit is. All files in runs of more
-/// cases; every one begins with the pragma, as a test of the list of files says.
+/// Nothing that Apple's compiler is given lets it contract: what is compiled is the same, so every
+/// bit is. All files in runs of more cases; every one begins with the pragma, as a test of the list
+/// of files says.
 #[test]
 fn contraction_changes_no_bit() {
     let compiler = Compiler::new(metal_emulator::Options::new(SHADERS)).unwrap();

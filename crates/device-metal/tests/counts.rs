@@ -1,5 +1,6 @@
-//! How many dispatches a step has: at most 5 a layer and 3 beside for a dense model, 8 a layer for a mixture of experts, however long
-//! the sequence, in chains too; 12 a layer for many rows. Counted where they are encoded.
+//! How many dispatches a step has: at most 5 a layer and 3 beside for a dense model, 8 a layer for
+//! a mixture of experts, however long the sequence, in chains too; 12 a layer for many rows.
+//! Counted where they are encoded.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::NullGpu;
@@ -132,7 +133,8 @@ fn a_dense_model_has_five_dispatches_a_layer_and_three_beside() {
     }
 }
 
-/// Dispatches and barriers of a decode step of which this is wanted, its token chosen by an earlier step.
+/// Dispatches and barriers of a decode step of which this is wanted, its token chosen by an earlier
+/// step.
 fn wanting(want: Want) -> (usize, usize) {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
     let plan = fusion::fuse(&dense(2, [BlockType::Q4_0; 2], true, false), device.fusion());
@@ -172,8 +174,8 @@ fn sampling_adds_a_dispatch_only_for_penalties() {
     assert_eq!(wanting(Want::LOGITS), (greedy - 1, barriers - 1));
 }
 
-/// Each step is one submission, and waiting for one waits for no later one. Too many are refused, and so is waiting out of turn.
-/// A failure ends the steps in flight, not the program.
+/// Each step is one submission, and waiting for one waits for no later one. Too many are refused,
+/// and so is waiting out of turn. A failure ends the steps in flight, not the program.
 #[test]
 fn steps_are_waited_for_one_by_one() {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
@@ -219,11 +221,12 @@ fn a_mixture_of_experts_has_seven_dispatches_a_layer() {
     }
 }
 
-/// Norms after attention and network, of values and of whole rows cost no dispatch with one row, and one for each part of a layer with
-/// many, which makes the norms before the next part too; next to a dense network experts cost no more than in its place. A layer's
-/// own input costs its two products; reading what another layer wrote costs what writing does; an expert that every row goes through costs
-/// one dispatch more than the chosen ones. Of a prompt one row is wanted, so what follows the last attention has one row; selecting
-/// it is two dispatches, and one for inputs.
+/// Norms after attention and network, of values and of whole rows cost no dispatch with one row,
+/// and one for each part of a layer with many, which makes the norms before the next part too; next
+/// to a dense network experts cost no more than in its place. A layer's own input costs its two
+/// products; reading what another layer wrote costs what writing does; an expert that every row
+/// goes through costs one dispatch more than the chosen ones. Of a prompt one row is wanted, so
+/// what follows the last attention has one row; selecting it is two dispatches, and one for inputs.
 #[test]
 fn what_stands_behind_and_beside_costs_few_dispatches() {
     for block in [BlockType::Q4_0, BlockType::F16, BlockType::Q8_0] {
@@ -252,8 +255,9 @@ fn what_stands_behind_and_beside_costs_few_dispatches() {
     }
 }
 
-/// Loading compiles what a single row needs, and a step what its number of rows needs when it is first
-/// run, each file and kernel once; tables that name no kernel that was not there compile nothing.
+/// Loading compiles what a single row needs, and a step what its number of rows needs when it is
+/// first run, each file and kernel once; tables that name no kernel that was not there compile
+/// nothing.
 #[test]
 fn kernels_are_compiled_when_a_step_first_needs_them() {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));

@@ -1,6 +1,7 @@
-//! What is asked of every file of kernels: that its address spaces fit, that no order of lanes or threadgroups changes a bit, and that
-//! sanitizers find nothing. Those of `linear/`, `sampling/` and of attention have tests of their own for the last two, at more
-//! shapes and with all constants; here are all others, run by the device in small plans.
+//! What is asked of every file of kernels: that its address spaces fit, that no order of lanes or
+//! threadgroups changes a bit, and that sanitizers find nothing. Those of `linear/`, `sampling/`
+//! and of attention have tests of their own for the last two, at more shapes and with all
+//! constants; here are all others, run by the device in small plans.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -45,8 +46,8 @@ fn device(order: LaneOrder, sanitized: Option<(Sanitizer, IsOf)>) -> MetalDevice
     MetalDevice::new(EmulatedGpu::new(&Options { order, sanitized, ..Options::new(cache) }).unwrap())
 }
 
-/// The last case of every kind of Op: most of them the largest. Of recurrences with a decay for each row of a state, which are gone
-/// through position by position, another one.
+/// The last case of every kind of Op: most of them the largest. Of recurrences with a decay for
+/// each row of a state, which are gone through position by position, another one.
 fn cases() -> Vec<Case> {
     let device = device(LaneOrder::Forward, None);
     let mut last: HashMap<(OpKind, bool), (usize, Case)> = HashMap::new();
@@ -62,8 +63,8 @@ fn cases() -> Vec<Case> {
     cases.into_iter().map(|(_, case)| case).collect()
 }
 
-/// The bits of everything that the cases give, blocks of Ops fused and single ones as they are, and the files whose kernels ran. The
-/// kernels that measure the GPU run too.
+/// The bits of everything that the cases give, blocks of Ops fused and single ones as they are, and
+/// the files whose kernels ran. The kernels that measure the GPU run too.
 fn outcome(device: &MetalDevice<EmulatedGpu>, cases: &[Case]) -> (Vec<Vec<u32>>, BTreeSet<&'static str>) {
     device.gpu().start_trace();
     let mut all = vec![];

@@ -1,4 +1,5 @@
-//! The kernels that choose tokens, through the emulator in several orders of lanes, against the host's.
+//! The kernels that choose tokens, through the emulator in several orders of lanes, against the
+//! host's.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -42,7 +43,8 @@ fn choice(how: u32, params: &Sampling) -> [u32; CHOICE] {
 /// Everything off.
 const PLAIN: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, random: 0.5 };
 
-/// A kernel that chooses from the logits of outputs; the places of chosen tokens are before and after them, too.
+/// A kernel that chooses from the logits of outputs; the places of chosen tokens are before and
+/// after them, too.
 fn choose(
     file: &'static str,
     function: &str,
@@ -76,8 +78,8 @@ fn expected(logits: &[f32], params: &Sampling) -> Option<u32> {
     Chooser::new(logits.len()).choose(logits, &want, &Step::default(), std::iter::empty()).token
 }
 
-/// Logits of one of several kinds: as a model has them; few distinct ones; all equal; with some that are none; neighbours that
-/// a division makes equal; flat, so that no list has the nucleus.
+/// Logits of one of several kinds: as a model has them; few distinct ones; all equal; with some
+/// that are none; neighbours that a division makes equal; flat, so that no list has the nucleus.
 fn logits(rng: &mut Rng, n: usize, kind: usize) -> Vec<f32> {
     let uniform = |rng: &mut Rng| (rng.bits() >> 40) as f32 / (1u64 << 24) as f32;
     (0..n)
@@ -100,8 +102,8 @@ fn logits(rng: &mut Rng, n: usize, kind: usize) -> Vec<f32> {
 
 const KINDS: usize = 6;
 
-/// The same token as the host's, always: weights are the same floats here, and no random number of these seeds lies within 2^-22 of a boundary,
-/// by which the sums differ.
+/// The same token as the host's, always: weights are the same floats here, and no random number of
+/// these seeds lies within 2^-22 of a boundary, by which the sums differ.
 #[test]
 fn tokens_are_the_hosts() {
     let mut rng = Rng::new(5);
@@ -163,7 +165,8 @@ fn stages_at_their_edges() {
     }
 }
 
-/// The whole range of random numbers chooses every token as often as it weighs, the first with the smallest.
+/// The whole range of random numbers chooses every token as often as it weighs, the first with the
+/// smallest.
 #[test]
 fn random_numbers_invert_the_sums() {
     let logits: Vec<f32> = [0.5f32, 0.25, 0.125, 0.125].iter().map(|p| p.ln()).collect();
@@ -173,7 +176,8 @@ fn random_numbers_invert_the_sums() {
     assert_eq!([0.0, 1.0 - 2f64.powi(-53)].map(of), [0, 3]);
 }
 
-/// Each output is chosen as it wants, from its own logits, by one of two kernels; the others leave it alone.
+/// Each output is chosen as it wants, from its own logits, by one of two kernels; the others leave
+/// it alone.
 #[test]
 fn outputs_of_a_step_are_chosen_each_in_its_way() {
     let mut rng = Rng::new(11);
@@ -209,7 +213,8 @@ fn nothing_to_choose_is_said() {
     assert_eq!(token(&sample(&one, &params, 64).run().words(4)), 2);
 }
 
-/// As a head leaves them: of each `n` columns the largest and which it is, where there is none no column.
+/// As a head leaves them: of each `n` columns the largest and which it is, where there is none no
+/// column.
 fn parts(logits: &[f32], n: usize) -> Vec<u32> {
     let part = |(index, part): (usize, &[f32])| {
         let numbers = part.iter().enumerate().filter(|(_, v)| !v.is_nan());
@@ -232,7 +237,8 @@ fn largest(logits: &[f32], n: Option<usize>) -> Launch {
         .words(5, &parts)
 }
 
-/// Of the row, and of what a head left of it: the lowest of equals, never NaN, none where nothing is more than -infinity.
+/// Of the row, and of what a head left of it: the lowest of equals, never NaN, none where nothing
+/// is more than -infinity.
 #[test]
 fn the_best_is_the_first_of_the_largest() {
     let mut rng = Rng::new(9);
@@ -251,7 +257,8 @@ fn the_best_is_the_first_of_the_largest() {
     }
 }
 
-/// Bit for bit as the contract defines them, of several outputs, some without; with tokens that earlier steps chose, or did not.
+/// Bit for bit as the contract defines them, of several outputs, some without; with tokens that
+/// earlier steps chose, or did not.
 #[test]
 fn biases_and_penalties_are_as_defined() {
     let mut rng = Rng::new(7);
@@ -311,7 +318,8 @@ fn biases_and_penalties_are_as_defined() {
     }
 }
 
-/// Minus infinity where a bit is 0, of outputs with a mask; the others stay, and so do the bits after the vocabulary.
+/// Minus infinity where a bit is 0, of outputs with a mask; the others stay, and so do the bits
+/// after the vocabulary.
 #[test]
 fn masks_are_as_defined() {
     let mut rng = Rng::new(11);

@@ -1,5 +1,5 @@
-//! The kernels of the CPU and of Metal stand at the same paths: comparing two listings shows what is missing on either. What one has
-//! alone is listed here, with the reason.
+//! The kernels of the CPU and of Metal stand at the same paths: comparing two listings shows what
+//! is missing on either. What one has alone is listed here, with the reason.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -120,8 +120,8 @@ const METAL_ONLY: &[&str] = &[
     "linear/parameters",
     "linear/target",
     "linear/tensor",
-    // Norms of a branch and of the sum that it becomes, in one: the CPU runs them one after the other.
-    // The parts of `attention`: on the CPU `attention/product` and `attention/tile`.
+    // Norms of a branch and of the sum that it becomes, in one: the CPU runs them one after the
+    // other. The parts of `attention`: on the CPU `attention/product` and `attention/tile`.
     "attention/arguments",
     "attention/decode",
     "attention/merge",

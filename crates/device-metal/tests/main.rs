@@ -1,5 +1,5 @@
-//! The tests of this crate are one binary, for each that links everything takes seconds to build. Those that watch their whole
-//! process are binaries of their own.
+//! The tests of this crate are one binary, for each that links everything takes seconds to build.
+//! Those that watch their whole process are binaries of their own.
 
 mod arithmetic;
 mod common;

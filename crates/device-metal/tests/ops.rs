@@ -1,5 +1,5 @@
-//! The cases that every device must pass, against the reference interpreter, on the emulated GPU: the very shaders that Apple's
-//! GPUs run.
+//! The cases that every device must pass, against the reference interpreter, on the emulated GPU:
+//! the very shaders that Apple's GPUs run.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -48,7 +48,8 @@ fn blocks() {
     check(5, |case| case.kind == OpKind::Fused && !has_norms_behind(case));
 }
 
-/// Norms after attention and network, which what reads the residual stream next makes; of values; of whole rows.
+/// Norms after attention and network, which what reads the residual stream next makes; of values;
+/// of whole rows.
 #[test]
 fn norms_behind() {
     // All of them in runs of more cases.
@@ -78,7 +79,8 @@ fn embeddings_norms_and_elements() {
     });
 }
 
-/// Spans of a row, of less than a chunk and of several, which begin and go on. No operand is a half here.
+/// Spans of a row, of less than a chunk and of several, which begin and go on. No operand is a half
+/// here.
 #[test]
 fn recurrences() {
     let is_scan = |case: &Case| matches!(case.kind, OpKind::GatedDelta | OpKind::SelectiveScan);
@@ -88,7 +90,8 @@ fn recurrences() {
     }
 }
 
-/// Sequences that are split over threadgroups from a few positions on: single rows, whose projection joins the parts, and several.
+/// Sequences that are split over threadgroups from a few positions on: single rows, whose
+/// projection joins the parts, and several.
 #[test]
 fn long_sequences() {
     let device = device().splitting(SHORTEST_SPLIT);
@@ -103,7 +106,8 @@ fn long_sequences() {
     }
 }
 
-/// The bound is the product's own, of one row, of a few and of tiles; the best is looked for in what the head of one row left.
+/// The bound is the product's own, of one row, of a few and of tiles; the best is looked for in
+/// what the head of one row left.
 #[test]
 fn bounded_logits() {
     let mut b = PlanBuilder::new(5, 83);

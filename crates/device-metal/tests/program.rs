@@ -1,6 +1,7 @@
-//! What a program promises beside the numbers, on the emulated GPU: orders of lanes and of the dispatches between two barriers
-//! change no bit; deterministic rows do not depend on their company; steps in flight give what steps one by one give; what nodes
-//! left can be read; bad steps are refused.
+//! What a program promises beside the numbers, on the emulated GPU: orders of lanes and of the
+//! dispatches between two barriers change no bit; deterministic rows do not depend on their
+//! company; steps in flight give what steps one by one give; what nodes left can be read; bad steps
+//! are refused.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -38,7 +39,8 @@ fn bits(program: &dyn Program) -> Vec<u32> {
     program.logits().iter().map(|v| v.to_bits()).collect()
 }
 
-/// Lanes, threadgroups and the dispatches of a group in any order: a race, or a barrier that is missing, would show.
+/// Lanes, threadgroups and the dispatches of a group in any order: a race, or a barrier that is
+/// missing, would show.
 #[test]
 fn no_order_changes_a_bit() {
     let mut first = None;
@@ -56,8 +58,8 @@ fn no_order_changes_a_bit() {
     }
 }
 
-/// For one sequence and for three, greedy, sampled and with penalties, whatever the order of lanes: as steps that run one by one,
-/// whose tokens the host chooses.
+/// For one sequence and for three, greedy, sampled and with penalties, whatever the order of lanes:
+/// as steps that run one by one, whose tokens the host chooses.
 #[test]
 fn steps_in_flight_give_the_tokens_of_single_steps() {
     for (order, every) in [(LaneOrder::Forward, 1), (LaneOrder::Reverse, 5), (LaneOrder::Random(7), 6)] {
@@ -71,7 +73,8 @@ fn link(row: u32, ticket: Ticket, output: u32) -> Link {
     Link { row, from: OutputRef { ticket, output } }
 }
 
-/// A sequence that has ended while a later step of it is in flight is left out; the other goes on, and its pages serve a third.
+/// A sequence that has ended while a later step of it is in flight is left out; the other goes on,
+/// and its pages serve a third.
 #[test]
 fn a_sequence_that_ends_early_disturbs_nobody() {
     let device = device();
@@ -116,8 +119,8 @@ fn a_sequence_that_ends_early_disturbs_nobody() {
     assert_eq!(found, expected);
 }
 
-/// Log-probabilities and the best k: the host does what has no kernel, in the company of outputs that have one, masks and biases
-/// among them. What it chose can be linked to.
+/// Log-probabilities and the best k: the host does what has no kernel, in the company of outputs
+/// that have one, masks and biases among them. What it chose can be linked to.
 #[test]
 fn the_host_chooses_what_has_no_kernel() {
     let device = device();
@@ -190,8 +193,8 @@ fn links_that_cannot_be_are_refused() {
     program.run(&good.borrow()).unwrap();
 }
 
-/// After each node, the value that it wrote can be read or is not there, and what can be read is what the whole step's interpreter
-/// has, within the rounding of F16 pages.
+/// After each node, the value that it wrote can be read or is not there, and what can be read is
+/// what the whole step's interpreter has, within the rounding of F16 pages.
 #[test]
 fn values_can_be_read_after_every_node() {
     let device = device();
@@ -330,7 +333,8 @@ fn steps_that_would_leave_the_buffers_are_errors() {
     program.run(&empty.borrow()).unwrap();
 }
 
-/// Weights of a mapped file are used where they lie; what is not aligned is copied, and the memory plan says so.
+/// Weights of a mapped file are used where they lie; what is not aligned is copied, and the memory
+/// plan says so.
 #[test]
 fn the_memory_plan_says_what_is_copied() {
     let device = device();
@@ -353,8 +357,8 @@ fn plans_are_replaced_while_sequences_go_on() {
     device_testing::check_replaced_plans(&device()).unwrap();
 }
 
-/// Chunks come and go while steps run: a commit neither waits nor moves a page, a decommit frees exactly
-/// its own, and the tokens are those of a program that has all its memory from the start.
+/// Chunks come and go while steps run: a commit neither waits nor moves a page, a decommit frees
+/// exactly its own, and the tokens are those of a program that has all its memory from the start.
 #[test]
 fn pages_come_and_go_in_chunks() {
     let device = device();

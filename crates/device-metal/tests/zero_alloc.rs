@@ -1,5 +1,6 @@
-//! After compiling, a step allocates nothing, counted by the allocator. The GPU is one that runs nothing, for what a driver
-//! allocates is not this crate's. Alone in its process, for others allocate.
+//! After compiling, a step allocates nothing, counted by the allocator. The GPU is one that runs
+//! nothing, for what a driver allocates is not this crate's. Alone in its process, for others
+//! allocate.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,6 +1,6 @@
-//! Code that the build scripts of GPU devices share. A kernel's header is the only definition of the
-//! structs that the host passes to it: [`structs`] translates them to Rust. A kernel's file is known
-//! by being in the folder: [`sources`] lists them, and [`embed`] prints the list as Rust.
+//! Code that the build scripts of GPU devices share. A kernel's header is the only definition of
+//! the structs that the host passes to it: [`structs`] translates them to Rust. A kernel's file is
+//! known by being in the folder: [`sources`] lists them, and [`embed`] prints the list as Rust.
 #![deny(missing_docs)]
 
 use std::fmt::Write;
@@ -26,8 +26,8 @@ pub fn write_out(name: &str, text: &str) -> io::Result<PathBuf> {
 /// `layouts` that lists each struct's name, size, and fields with their offsets.
 ///
 /// A struct is `struct Name { ... };`, with one field a line: `uint`, `int`, `float`, `ulong`, a
-/// pointer (the address of memory of the GPU, a `u64`), or a struct before it. Comments become docs.
-/// Each struct must come before those that have it as a field, across `headers` too.
+/// pointer (the address of memory of the GPU, a `u64`), or a struct before it. Comments become
+/// docs. Each struct must come before those that have it as a field, across `headers` too.
 ///
 /// # Errors
 /// A header that cannot be read, or a field of another form, with its file.
@@ -109,8 +109,8 @@ pub fn sources(folder: &Path, extensions: &[&str]) -> io::Result<Vec<(String, Pa
     Ok(found)
 }
 
-/// The Rust text of a constant, `(name, text)` of each source in the order of their names, whose texts
-/// begin with `prefix`.
+/// The Rust text of a constant, `(name, text)` of each source in the order of their names, whose
+/// texts begin with `prefix`.
 pub fn embed(constant: &str, doc: &str, prefix: &str, sources: &[(String, PathBuf)]) -> String {
     let mut rust = format!("#[doc = {doc:?}]\npub const {constant}: &[(&str, &str)] = &[\n");
     for (name, path) in sources {
@@ -119,8 +119,8 @@ pub fn embed(constant: &str, doc: &str, prefix: &str, sources: &[(String, PathBu
     rust + "];\n"
 }
 
-/// The Rust text of constants for the indices of function constants that a Metal header has, in either
-/// of two forms, without `prefix`: `#define PREFIXNAME 3 // words`, or
+/// The Rust text of constants for the indices of function constants that a Metal header has, in
+/// either of two forms, without `prefix`: `#define PREFIXNAME 3 // words`, or
 /// `constant TYPE PREFIXNAME [[function_constant(3)]];` after lines of comments.
 ///
 /// # Errors

@@ -129,7 +129,8 @@ struct Heard {
 }
 
 extern "C" fn on_event(context: *mut c_void) {
-    // SAFETY: the context is the `Heard` of `MacSource::new`, whose reference count never becomes 0.
+    // SAFETY: the context is the `Heard` of `MacSource::new`, whose reference count never
+    // becomes 0.
     let heard = unsafe { &*context.cast::<Heard>() };
     let source = *heard.source.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(source) = source else { return };

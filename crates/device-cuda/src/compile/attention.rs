@@ -24,7 +24,8 @@ struct Tiled {
     heads: &'static [(usize, u32)],
 }
 
-/// One query head a block, by `mma` (attention_flash/prefill.cuh). Over Q8_0 and FP8 pages heads have a multiple of 64 columns.
+/// One query head a block, by `mma` (attention_flash/prefill.cuh). Over Q8_0 and FP8 pages heads
+/// have a multiple of 64 columns.
 const MMA: Tiled = Tiled {
     name: "flash",
     n_threads: 128,
@@ -104,7 +105,8 @@ impl Draft<'_> {
         self.rope(&Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out: q.end })
     }
 
-    /// Heads and attention of one row in one kernel, where no sequence is long. False: there is none for this, and nothing was added.
+    /// Heads and attention of one row in one kernel, where no sequence is long. False: there is
+    /// none for this, and nothing was added.
     fn row(
         &mut self,
         q: &HeadChain,
@@ -364,7 +366,8 @@ impl Draft<'_> {
 }
 
 impl Draft<'_> {
-    /// Attention by tiles on tensor cores, where the chip and the head allow it. False: nothing was added.
+    /// Attention by tiles on tensor cores, where the chip and the head allow it. False: nothing was
+    /// added.
     fn flash(
         &mut self,
         head_dim: usize,
@@ -393,7 +396,8 @@ impl Draft<'_> {
             Some(_) => (arguments.pages.n_kv_heads, of.n_heads as u32 / arguments.pages.n_kv_heads),
             None => (of.n_heads as u32, 1),
         };
-        // A span's tiles are its own: no more than one for each span and one for each tile's number of queries.
+        // A span's tiles are its own: no more than one for each span and one for each tile's number
+        // of queries.
         let n_experts = c.limits.max_spans as u32;
         let tiles = Extent::Tiles { rows, k: heads_a_block, pairs: tiled.n_queries, n_experts };
         let (grid, writes) = ([Extent::Fixed(n_blocks), tiles, ONE], [of.out]);

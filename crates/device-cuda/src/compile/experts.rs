@@ -55,8 +55,8 @@ impl Draft<'_> {
         is_one && !stored.kind.is_float() && self.c.cols(ids) <= ONE_EXPERTS
     }
 
-    /// The products of one row's experts with rows of their own, and the sum of these, in one launch; false: there is no kernel for
-    /// them.
+    /// The products of one row's experts with rows of their own, and the sum of these, in one
+    /// launch; false: there is no kernel for them.
     fn sum_of_one(
         &mut self,
         x: ValueId,
@@ -168,8 +168,8 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Products with the matrices of each row's experts: of many rows in the order of the experts, of few a block has one pair of a row
-    /// and an expert.
+    /// Products with the matrices of each row's experts: of many rows in the order of the experts,
+    /// of few a block has one pair of a row and an expert.
     fn experts(
         &mut self,
         x: ValueId,

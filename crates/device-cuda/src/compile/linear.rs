@@ -28,12 +28,14 @@ const TILE: usize = 64;
 /// Warps of a block of GEMV of one row (`ONE_WARPS`, linear/gemv_one.cuh).
 pub(super) const ONE_WARPS: usize = 16;
 
-/// Rows of a matrix in F32 that is small, at most; rows and columns of a tile of its product (linear/small.cuh).
+/// Rows of a matrix in F32 that is small, at most; rows and columns of a tile of its product
+/// (linear/small.cuh).
 const MOST_SMALL: u32 = 4096;
 const SMALL_ROWS: u32 = 32;
 const SMALL_COLUMNS: usize = 16;
 
-/// Rows of such a matrix, as of a router's, up to which 2 to 32 rows of the input are multiplied as one is: with a block for each result.
+/// Rows of such a matrix, as of a router's, up to which 2 to 32 rows of the input are multiplied as
+/// one is: with a block for each result.
 const MOST_ROUTER: u32 = 512;
 
 /// Bytes of shared memory of GEMV: rows in 8 bits with their scales, or in f32.
@@ -75,7 +77,8 @@ impl Spread {
         n_processors: usize,
     ) -> Option<Spread> {
         let groups = n_in.div_ceil(32);
-        // With many weights bytes decide: twice as many blocks, with less in registers each, have more on their way.
+        // With many weights bytes decide: twice as many blocks, with less in registers each, have
+        // more on their way.
         let is_large = n_columns * n_in >= LARGE;
         let n_blocks = if is_large { 2 * n_processors } else { n_processors };
         let n_blocks = n_blocks.min(n_columns.div_ceil(4)).max(1);
@@ -94,7 +97,8 @@ impl Spread {
                 let unit = set.max(2);
                 let columns = n_columns.div_ceil(unit).div_ceil(n_blocks) * unit;
                 let rounds = columns.div_ceil(set).div_ceil(ONE_WARPS / k_parts);
-                // Instructions of a step for each column and beside that, of the sum over lanes, of a round.
+                // Instructions of a step for each column and beside that, of the sum over lanes, of
+                // a round.
                 let cost = rounds * (steps * (25 * set + 12) + 12 * set + 20);
                 if best.is_none_or(|(least, _)| cost < least) {
                     let shared = (k_parts * (32 * steps * 40 + 4 * columns)) as u32;
@@ -122,7 +126,8 @@ pub(super) struct Product<'a> {
     pub(super) weight_bytes: u64,
 }
 
-/// The kernel that brings rows of so many columns to where products on tensor cores read them, and its threads (gemm/input.cu).
+/// The kernel that brings rows of so many columns to where products on tensor cores read them, and
+/// its threads (gemm/input.cu).
 pub(super) fn rows_input(n_cols: u32) -> (&'static str, u32) {
     match n_cols {
         0..=1024 => ("rows_input_1024", 128),
@@ -264,7 +269,8 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// A matrix in F32 by itself, such as a router's, with one row or many; false: it takes another kernel.
+    /// A matrix in F32 by itself, such as a router's, with one row or many; false: it takes another
+    /// kernel.
     fn small_product(
         &mut self,
         arguments: &LinearArguments,
@@ -472,7 +478,8 @@ impl Draft<'_> {
 mod tests {
     use super::*;
 
-    /// What linear/gemv_one.cuh asks for: all of K, teams within a block, and the shared memory of the largest block.
+    /// What linear/gemv_one.cuh asks for: all of K, teams within a block, and the shared memory of
+    /// the largest block.
     #[test]
     fn one_row_is_spread_over_all_of_k() {
         for n_columns in [1, 7, 64, 1024, 2048, 3072, 16_384, 151_936] {

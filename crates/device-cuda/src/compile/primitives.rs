@@ -214,8 +214,8 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// A collective of the ranks of the GPU's group. The class of rows sets the number of blocks, which is
-    /// the same on each rank.
+    /// A collective of the ranks of the GPU's group. The class of rows sets the number of blocks,
+    /// which is the same on each rank.
     fn collective(&mut self, kind: CollectiveKind, x: ValueId, out: ValueId) -> Result<()> {
         let c = self.c;
         let Some(rank) = &c.places.rank else { return failed(format!("{kind} on a GPU without a group")) };

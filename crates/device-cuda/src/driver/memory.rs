@@ -93,7 +93,8 @@ impl Pinned {
     pub fn write<T: bytemuck::Pod>(&mut self, offset: usize, values: &[T]) {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         assert!(offset + bytes.len() <= self.len, "{} bytes at {offset} of {}", bytes.len(), self.len);
-        // SAFETY: they fit, as was just checked. The GPU may read other parts meanwhile, of steps in flight.
+        // SAFETY: they fit, as was just checked. The GPU may read other parts meanwhile, of steps
+        // in flight.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(offset), bytes.len()) }
     }
 
@@ -103,12 +104,13 @@ impl Pinned {
     /// It is not within the memory, which the layouts see to.
     pub fn word(&self, index: usize) -> u32 {
         assert!(index * 4 + 4 <= self.len, "word {index} of {} bytes", self.len);
-        // SAFETY: it lies within the memory, which is aligned to a page. The GPU writes it before the event that its
-        // readers have waited for.
+        // SAFETY: it lies within the memory, which is aligned to a page. The GPU writes it before
+        // the event that its readers have waited for.
         unsafe { self.start.cast::<u32>().add(index).read_volatile() }
     }
 
-    /// Some bytes. The GPU does not write them meanwhile: callers have waited for the steps that do.
+    /// Some bytes. The GPU does not write them meanwhile: callers have waited for the steps that
+    /// do.
     ///
     /// # Panics
     /// They are not within the memory.
@@ -206,14 +208,16 @@ impl Pool {
             location: properties.location,
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the chunk lies within the address space and has no memory yet; the handle is as large.
+        // SAFETY: the chunk lies within the address space and has no memory yet; the handle is as
+        // large.
         let mapped = unsafe { sys::cuMemMap(at, self.chunk, 0, handle, 0) };
         let result = check(mapped, "mapping KV pages").and_then(|()| {
             // SAFETY: the chunk was just mapped.
             check(unsafe { sys::cuMemSetAccess(at, self.chunk, &access, 1) }, "mapping KV pages")
         });
         if let Err(error) = result {
-            // SAFETY: the handle was just made; unmapping what is not mapped fails and does nothing.
+            // SAFETY: the handle was just made; unmapping what is not mapped fails and does
+            // nothing.
             unsafe {
                 sys::cuMemUnmap(at, self.chunk);
                 sys::cuMemRelease(handle);

@@ -1,5 +1,6 @@
-// The best token of each output that wants it: the index of the largest column, the lowest of equals; NaN and -infinity are
-// never chosen. BEST_PARTS blocks find the best of parts of a row, then one warp the best of these.
+// The best token of each output that wants it: the index of the largest column, the lowest of
+// equals; NaN and -infinity are never chosen. BEST_PARTS blocks find the best of parts of a row,
+// then one warp the best of these.
 //
 // Grids: argmax (BEST_PARTS, outputs); argmax_end (outputs). Moves 4 bytes an element.
 #include "kernels.cuh"

@@ -1,6 +1,6 @@
-// Arguments of kernels. build.rs gives the host the same structs: a pointer is a u64 there, the address of memory
-// of the GPU. The first field of each is how many rows the step has for the command; the host writes it when it
-// launches, the rest is written when a program is compiled.
+// Arguments of kernels. build.rs gives the host the same structs: a pointer is a u64 there, the
+// address of memory of the GPU. The first field of each is how many rows the step has for the
+// command; the host writes it when it launches, the rest is written when a program is compiled.
 #pragma once
 
 // Part of a step's memory on its way from pinned memory.
@@ -10,7 +10,8 @@ struct Copy {
 };
 
 // step_load: words of the host's region to the same places of the GPU's.
-// Several steps of one launch have a region each, of the host's one after the other in a ring, and the same places in it.
+// Several steps of one launch have a region each, of the host's one after the other in a ring, and
+// the same places in it.
 struct StepLoadArguments {
     const uint *from; // the first region
     uint *to;
@@ -35,9 +36,11 @@ struct ElementArguments {
     uint x_cols; // of a row of x
     uint first; // columns: the first that is taken of a group
     uint group; // columns: of x; expert_bias: columns of an expert; join_heads: of a head of out
-    uint taken; // columns: of each group; expert_bias: experts of a row; join_heads: columns of a head of a
+    // columns: of each group; expert_bias: experts of a row; join_heads: columns of a head of a
+    uint taken;
     uint kind; // one of ACTIVATE_*
-    float factor; // scale: the factor; softcap: the bound; gate_clamped: in the sigmoid; clamped: the least
+    // scale: the factor; softcap: the bound; gate_clamped: in the sigmoid; clamped: the least
+    float factor;
     float limit; // gate_clamped: of both; clamped: the most
     uint reserved;
     const float *a;
@@ -261,7 +264,8 @@ struct ScanArguments {
     float *out;
 };
 
-// all_reduce, all_gather, and those of many rows (collective.cu): what the GPUs of a group exchange.
+// all_reduce, all_gather, and those of many rows (collective.cu): what the GPUs of a group
+// exchange.
 struct CollectiveArguments {
     uint n_rows;
     uint cols; // of x

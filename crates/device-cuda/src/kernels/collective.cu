@@ -1,20 +1,23 @@
 // all_reduce: out = sum over ranks of x, in the order of the ranks, so that all have the same bits.
 // all_gather: out[row] = the rows of all ranks, one after another.
 //
-// Every GPU of a group runs the kernel on the same number of blocks, and block b of each exchanges its neighbouring values with block
-// b of the others, a chunk at a time: it writes them into the inbox of each other rank. Inboxes lie on the GPU that reads them, or,
-// where GPUs do not reach each other's memory, in the host's.
+// Every GPU of a group runs the kernel on the same number of blocks, and block b of each exchanges
+// its neighbouring values with block b of the others, a chunk at a time: it writes them into the
+// inbox of each other rank. Inboxes lie on the GPU that reads them, or, where GPUs do not reach
+// each other's memory, in the host's.
 //
-// Few rows travel in packets of 16 bytes: two values, each in a word of 64 bits with the number of the chunk (its epoch). Seeing the
-// epoch is seeing the value, and there is no fence. Bytes: 8 a value to each other rank.
-// Many rows (all_reduce_many, all_gather_many; a multiple of 4 columns) travel as they are, and a flag says which chunk has come.
-// Bytes: 4 a value.
+// Few rows travel in packets of 16 bytes: two values, each in a word of 64 bits with the number of
+// the chunk (its epoch). Seeing the epoch is seeing the value, and there is no fence. Bytes: 8 a
+// value to each other rank. Many rows (all_reduce_many, all_gather_many; a multiple of 4 columns)
+// travel as they are, and a flag says which chunk has come. Bytes: 4 a value.
 //
-// Inbox: packets (n_ranks, 2, COLLECTIVE_BLOCKS, CHUNK), then values (n_ranks, 4, COLLECTIVE_BLOCKS_MANY, MANY) in fours, then flags
-// (n_ranks, COLLECTIVE_BLOCKS_MANY); the second dimension is the chunk's number modulo its length. What lies there may be written over:
-// whoever writes packet e has read packet e - 1 of all others, which they wrote after they had read e - 2. Of many rows a block sends
-// chunk c, then receives c - 1; so whoever sends c has seen the flag of c - 2, which was set after c - 4 was read. Kernels of a stream
-// are one after another, which keeps this true where a block or a thread had nothing to exchange.
+// Inbox: packets (n_ranks, 2, COLLECTIVE_BLOCKS, CHUNK), then values (n_ranks, 4,
+// COLLECTIVE_BLOCKS_MANY, MANY) in fours, then flags (n_ranks, COLLECTIVE_BLOCKS_MANY); the second
+// dimension is the chunk's number modulo its length. What lies there may be written over: whoever
+// writes packet e has read packet e - 1 of all others, which they wrote after they had read e - 2.
+// Of many rows a block sends chunk c, then receives c - 1; so whoever sends c has seen the flag of
+// c - 2, which was set after c - 4 was read. Kernels of a stream are one after another, which keeps
+// this true where a block or a thread had nothing to exchange.
 //
 // Grid: (blocks), 512 threads.
 #include "kernels.cuh"
@@ -41,8 +44,8 @@ __device__ __forceinline__ void load_packet(ulong address, float &a, float &b, u
     b = __uint_as_float(uint(high));
 }
 
-// The next kernel may come while this one waits for other GPUs. Where several ranks share a GPU, it would keep those away that this
-// one waits for.
+// The next kernel may come while this one waits for other GPUs. Where several ranks share a GPU, it
+// would keep those away that this one waits for.
 __device__ __forceinline__ void start(const CollectiveArguments &a) {
     if (a.is_alone) announce();
     await();

@@ -1,4 +1,5 @@
-// Some neighbouring columns of each group: out[:, g * taken + j] = a[:, g * group + first + j]. Grid: (columns / 256, rows).
+// Some neighbouring columns of each group: out[:, g * taken + j] = a[:, g * group + first + j].
+// Grid: (columns / 256, rows).
 #include "kernels.cuh"
 
 KERNEL(256) columns(const __grid_constant__ ElementArguments a) {

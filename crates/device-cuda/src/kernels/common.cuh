@@ -1,5 +1,5 @@
-// What all kernels share: types, conversions, reductions. No header of the toolkit is included, so that a
-// compiler without one (NVRTC as a driver brings it) compiles them too.
+// What all kernels share: types, conversions, reductions. No header of the toolkit is included, so
+// that a compiler without one (NVRTC as a driver brings it) compiles them too.
 #pragma once
 
 typedef unsigned char uchar;
@@ -13,8 +13,9 @@ typedef unsigned long long ulong;
 // An entry point takes its argument struct by value: it lies in constant memory.
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 
-// The first words of every kernel: the next kernel of the stream may come to the multiprocessors as soon as all blocks of this
-// one have, and this one goes on when those before it are done. What does not depend on them may be read before `await`.
+// The first words of every kernel: the next kernel of the stream may come to the multiprocessors as
+// soon as all blocks of this one have, and this one goes on when those before it are done. What
+// does not depend on them may be read before `await`.
 __device__ __forceinline__ void announce() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

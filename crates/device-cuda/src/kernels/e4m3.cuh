@@ -1,14 +1,14 @@
 // FP8 numbers (E4M3) of keys and values: device::kv_fp8 has the format.
 #pragma once
 
-// Two of a word's bytes (pair 0: the lower ones), as halves that are 2^-8 times their numbers: exponent and mantissa one place down. Exact, of
-// subnormal numbers too.
+// Two of a word's bytes (pair 0: the lower ones), as halves that are 2^-8 times their numbers:
+// exponent and mantissa one place down. Exact, of subnormal numbers too.
 __device__ __forceinline__ unsigned int halves_of_e4m3(unsigned int word, int pair) {
     const unsigned int x = __byte_perm(word, 0, pair == 0 ? 0x1404 : 0x3424);
     return (x & 0x80008000u) | ((x & 0x7f007f00u) >> 1);
 }
-// What a vector's numbers as `halves_of_e4m3` gives them are multiplied by, 2^8 times its scale. A vector beyond 57,344 is scaled down to
-// that: halves end at 65,504.
+// What a vector's numbers as `halves_of_e4m3` gives them are multiplied by, 2^8 times its scale. A
+// vector beyond 57,344 is scaled down to that: halves end at 65,504.
 __device__ __forceinline__ float half_scale_of_e4m3(float scale) {
     return fminf(256.0f * scale, 32768.0f);
 }

@@ -1,4 +1,5 @@
-// out[:, j] = x_j + bias[ids[:, j]], x_j the j-th of `taken` parts of a row. Grid: (columns / 256, rows).
+// out[:, j] = x_j + bias[ids[:, j]], x_j the j-th of `taken` parts of a row. Grid: (columns / 256,
+// rows).
 #include "kernels.cuh"
 
 KERNEL(256) expert_bias(const __grid_constant__ ElementArguments a) {

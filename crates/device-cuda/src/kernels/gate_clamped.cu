@@ -1,4 +1,5 @@
-// out = g * sigmoid(factor * g) * (u + 1), g = min(a, limit), u = max(-limit, min(b, limit)). Grid: (columns / 256, rows).
+// out = g * sigmoid(factor * g) * (u + 1), g = min(a, limit), u = max(-limit, min(b, limit)). Grid:
+// (columns / 256, rows).
 #include "kernels.cuh"
 
 KERNEL(256) gate_clamped(const __grid_constant__ ElementArguments a) {

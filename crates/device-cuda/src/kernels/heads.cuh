@@ -1,5 +1,6 @@
-// Heads on their way to the cache: norm of each head and rotation of queries and keys, norm of values; keys and values go
-// to the pages of the step's rows. A warp a head. Grid: ((query heads + 2 KV heads) / 4, rows).
+// Heads on their way to the cache: norm of each head and rotation of queries and keys, norm of
+// values; keys and values go to the pages of the step's rows. A warp a head. Grid: ((query heads +
+// 2 KV heads) / 4, rows).
 #pragma once
 #include "kernels.cuh"
 #include "key_bias.cuh"
@@ -40,7 +41,8 @@ template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArgum
     const float *weight = is_q ? a.q_weight : is_k ? a.k_weight : nullptr;
     float *mine = heads[warp];
     float sum = 0.0f;
-    // Four columns are loaded before any is stored: the compiler does not move a load above a store, which might write what is loaded.
+    // Four columns are loaded before any is stored: the compiler does not move a load above a
+    // store, which might write what is loaded.
     for (uint first = lane; first < dim; first += 128) {
         float columns[4];
 #pragma unroll

@@ -1,4 +1,5 @@
-// Heads put together: `taken` columns of a head of a, then the rest of `group` of that of b. Grid: (columns / 256, rows).
+// Heads put together: `taken` columns of a head of a, then the rest of `group` of that of b. Grid:
+// (columns / 256, rows).
 #include "kernels.cuh"
 
 KERNEL(256) join_heads(const __grid_constant__ ElementArguments a) {

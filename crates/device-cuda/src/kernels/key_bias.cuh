@@ -1,10 +1,13 @@
-// What keys are stored without: the bias of their projection, turned to the key's position. device::key_bias has the formula.
+// What keys are stored without: the bias of their projection, turned to the key's position.
+// device::key_bias has the formula.
 //
-// The words of a layer, of 4 bytes: n_constant, n_pairs, 0, 0; n_constant columns that do not turn; n_pairs times two that turn
-// together; (n_kv_heads, n_constant + 2 * n_pairs) biases of these columns; (n_pairs, 2, KEY_BLOCK) cosines and sines from the first
-// position of a block on; (blocks, n_pairs, 2) those at the first position.
+// The words of a layer, of 4 bytes: n_constant, n_pairs, 0, 0; n_constant columns that do not turn;
+// n_pairs times two that turn together; (n_kv_heads, n_constant + 2 * n_pairs) biases of these
+// columns; (n_pairs, 2, KEY_BLOCK) cosines and sines from the first position of a block on;
+// (blocks, n_pairs, 2) those at the first position.
 //
-// A query's terms: one number of all columns that do not turn, then two of each pair, which meet cosine and sine.
+// A query's terms: one number of all columns that do not turn, then two of each pair, which meet
+// cosine and sine.
 #pragma once
 #include "common.cuh"
 

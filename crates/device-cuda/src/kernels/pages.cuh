@@ -1,4 +1,5 @@
-// Keys and values in pages. A layer's part of a page holds its keys, (n_kv_heads, page_len) vectors, then its values.
+// Keys and values in pages. A layer's part of a page holds its keys, (n_kv_heads, page_len)
+// vectors, then its values.
 #pragma once
 #include "common.cuh"
 #include "e4m3.cuh"
@@ -40,8 +41,9 @@ __device__ __forceinline__ float f32_of_byte(uint word, int index) {
     return __uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440 + index)) - 8388736.0f;
 }
 
-// Blocks of 32 columns as Q8_0 has them, d the largest magnitude / 127 rounded to half; but a vector's bytes come first, in the order of
-// columns, and its scales after them, so that words of a vector of 64 columns or more are aligned.
+// Blocks of 32 columns as Q8_0 has them, d the largest magnitude / 127 rounded to half; but a
+// vector's bytes come first, in the order of columns, and its scales after them, so that words of a
+// vector of 64 columns or more are aligned.
 struct KvQ8_0 {
     static constexpr bool HALVES = false, BYTES = true, ONE_SCALE = false;
     static __device__ __forceinline__ uint bytes(uint head_dim) { return vector_bytes_q8_0(head_dim); }

@@ -1,4 +1,5 @@
-// out[i] pools all rows of the span that holds row rows[i]: their mean, the first or the last. Grid: (columns / 256, outputs).
+// out[i] pools all rows of the span that holds row rows[i]: their mean, the first or the last.
+// Grid: (columns / 256, outputs).
 #include "kernels.cuh"
 
 KERNEL(256) pool(const __grid_constant__ SpanArguments a) {

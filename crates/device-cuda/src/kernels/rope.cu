@@ -1,5 +1,5 @@
-// Rotary position embedding of the first n_dims of every head; the rest is copied. A warp a head, which it reads before it
-// writes: in place is right. Grid: (heads / 4, rows).
+// Rotary position embedding of the first n_dims of every head; the rest is copied. A warp a head,
+// which it reads before it writes: in place is right. Grid: (heads / 4, rows).
 #include "kernels.cuh"
 #include "rotate.cuh"
 

@@ -1,7 +1,9 @@
-// The k largest experts of each row, best first, of equals the lower, and their weights. NaN counts as the smallest.
+// The k largest experts of each row, best first, of equals the lower, and their weights. NaN counts
+// as the smallest.
 //
 //   scores   a softmax over all experts, or a sigmoid of each
-//   sizes    what experts are chosen by: x, or scores + bias where there are biases or groups. With groups of neighbouring experts only
+//   sizes what experts are chosen by: x, or scores + bias where there are biases or groups. With
+//   groups of neighbouring experts only
 //            those of the n_used groups whose n_best largest sizes have the largest sums can be chosen
 //   weights  scores of the chosen, divided by their sum if `normalise`, times the factors
 //
@@ -18,8 +20,8 @@ __device__ __forceinline__ uint order_of(float x) {
     return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// Expert j of the row's k, of at most 32 * M experts, in lane j: a lane keeps its sizes in registers, and each turn takes two
-// reductions of the warp. `chosen`: the sum of their scores.
+// Expert j of the row's k, of at most 32 * M experts, in lane j: a lane keeps its sizes in
+// registers, and each turn takes two reductions of the warp. `chosen`: the sum of their scores.
 template <int M> __device__ __forceinline__ uint choose(const float *sizes, const float *scores, uint n, uint k, uint lane, float &chosen) {
     uint keys[M], mine = 0;
 #pragma unroll

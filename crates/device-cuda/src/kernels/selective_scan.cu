@@ -1,5 +1,6 @@
-// The selective scan: S = exp(rate * step) S + b (step * x)^T; out = S^T c + skip * x. Grid: (heads, rows), of which there are at
-// least as many as spans; spans after the step's own have no rows.
+// The selective scan: S = exp(rate * step) S + b (step * x)^T; out = S^T c + skip * x. Grid:
+// (heads, rows), of which there are at least as many as spans; spans after the step's own have no
+// rows.
 #include "scan.cuh"
 
 KERNEL(256) selective_scan(const __grid_constant__ ScanArguments a) {

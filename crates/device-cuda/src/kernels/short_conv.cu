@@ -1,6 +1,7 @@
-// A causal convolution along the positions of each sequence, column by column, over the state of size - 1 rows before the
-// span; the last size - 1 rows up to its end become the new state. Sums in the order of the weights. Grid: (columns / 128,
-// rows), of which there are at least as many as spans.
+// A causal convolution along the positions of each sequence, column by column, over the state of
+// size - 1 rows before the span; the last size - 1 rows up to its end become the new state. Sums in
+// the order of the weights. Grid: (columns / 128, rows), of which there are at least as many as
+// spans.
 #include "kernels.cuh"
 
 KERNEL(128) short_conv(const __grid_constant__ SpanArguments a) {

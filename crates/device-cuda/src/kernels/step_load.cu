@@ -1,5 +1,6 @@
-// A step's words from the host's pinned memory to the GPU's, some ranges of it: the first work of every step. Grid: (any, 8 ranges, steps).
-// Each range has its own blocks, because a word takes a microsecond and more over the bus. A thread's first word comes while the step before ends: the
+// A step's words from the host's pinned memory to the GPU's, some ranges of it: the first work of
+// every step. Grid: (any, 8 ranges, steps). Each range has its own blocks, because a word takes a
+// microsecond and more over the bus. A thread's first word comes while the step before ends: the
 // host wrote it before it submitted this step.
 #include "kernels.cuh"
 

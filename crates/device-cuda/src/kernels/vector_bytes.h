@@ -1,4 +1,5 @@
-// Bytes of a head's vector of keys or values in a page, by the type of pages (pages.cuh has their layouts).
+// Bytes of a head's vector of keys or values in a page, by the type of pages (pages.cuh has their
+// layouts).
 #pragma once
 
 __device__ constexpr unsigned vector_bytes_f16(unsigned head_dim) { return 2 * head_dim; }

@@ -1,6 +1,8 @@
-//! Steps of one launch. Where a step of one row goes on with the token that the step before chose, the kernel can go on by itself: nothing has to be
-//! launched between the two, and the weights of the second one's first layer are on their way while the first one's head is multiplied. So while a launch
-//! is in flight, such steps are held back until there are as many as a launch takes, or until one of them is waited for.
+//! Steps of one launch. Where a step of one row goes on with the token that the step before chose,
+//! the kernel can go on by itself: nothing has to be launched between the two, and the weights of
+//! the second one's first layer are on their way while the first one's head is multiplied. So while
+//! a launch is in flight, such steps are held back until there are as many as a launch takes, or
+//! until one of them is waited for.
 
 use super::CudaMachine;
 use device::{Result, Step};
@@ -75,7 +77,8 @@ mod tests {
         let at = |position, from| Chained { position, from };
         let (before, ticket) = (at(7, None), 3);
         assert!(at(8, Some(3)).follows(&before, ticket));
-        // The token is known already or was chosen by another step, or the position is not the next one.
+        // The token is known already or was chosen by another step, or the position is not the next
+        // one.
         for other in [at(8, None), at(8, Some(2)), at(7, Some(3)), at(9, Some(3))] {
             assert!(!other.follows(&before, ticket), "{other:?}");
         }

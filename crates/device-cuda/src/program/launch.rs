@@ -68,7 +68,8 @@ impl CudaMachine {
             copies6,
             copies7,
         };
-        // Blocks for each range: the way over the bus and back is what a range takes, and so all go it together.
+        // Blocks for each range: the way over the bus and back is what a range takes, and so all go
+        // it together.
         let n_blocks = n_words.div_ceil(256).clamp(1, 64);
         self.context.launch(
             self.functions.step_load,
@@ -80,8 +81,8 @@ impl CudaMachine {
         )
     }
 
-    /// Rows of a command. A step without outputs has none for what follows its selection: there a launch of a fixed size would read
-    /// which experts to use from memory that nothing wrote.
+    /// Rows of a command. A step without outputs has none for what follows its selection: there a
+    /// launch of a fixed size would read which experts to use from memory that nothing wrote.
     fn rows_of_command(&self, begun: &Begun, index: usize) -> usize {
         let commands = self.table(begun.plan, &begun.sizes);
         let n_rows = commands.rows[index].count(begun.sizes.n_rows, begun.sizes.n_outputs);
@@ -153,8 +154,9 @@ impl CudaMachine {
     fn launch_commands(&self, begun: &Begun, range: Range<usize>) -> Result<()> {
         let Commands { table, together, .. } = self.table(begun.plan, &begun.sizes);
         let runs = table.runs(&begun.sizes).skip_while(|run| run.index < range.start);
-        // The first one after the step's numbers are there: all others may read these, and what earlier steps wrote, before they
-        // wait for the one before them. Kernels before that of one launch read none so early.
+        // The first one after the step's numbers are there: all others may read these, and what
+        // earlier steps wrote, before they wait for the one before them. Kernels before that of one
+        // launch read none so early.
         let mut start = if begun.sizes.whole && range.start == 0 { Start::Early } else { Start::After };
         let runs = runs.take_while(|run| run.index < range.end);
         for run in runs.filter(|run| self.rows_of_command(begun, run.index) > 0) {
@@ -170,9 +172,9 @@ impl CudaMachine {
         self.launch_commands(begun, range)
     }
 
-    /// All of a step's commands, as a graph if such a step has come before. A long one that somebody may stop is launched in
-    /// parts, and asked about between them. While the GPU runs one of them, the next is launched. What follows the masks is launched when
-    /// these are there.
+    /// All of a step's commands, as a graph if such a step has come before. A long one that
+    /// somebody may stop is launched in parts, and asked about between them. While the GPU runs one
+    /// of them, the next is launched. What follows the masks is launched when these are there.
     pub(super) fn launch_whole(&mut self, step: &Step, begun: &Begun) -> Result<Event> {
         self.with_event(|program| match step.stop.is_some() && begun.sizes.n_rows > LONG_STEP {
             true => program.launch_parts(step, begun),
@@ -206,8 +208,8 @@ impl CudaMachine {
         masks_at(&self.table(begun.plan, &begun.sizes).table, &begun.sizes)
     }
 
-    /// What comes after the step's graph: choices among the tokens that masks allow. While the GPU computes logits, the host computes
-    /// masks.
+    /// What comes after the step's graph: choices among the tokens that masks allow. While the GPU
+    /// computes logits, the host computes masks.
     fn launch_masked(&mut self, step: &Step, begun: &Begun) -> Result<()> {
         if !begun.sizes.masks {
             return Ok(());
@@ -252,8 +254,9 @@ impl CudaMachine {
         result
     }
 
-    /// The commands up to those that need masks. The few of a step of one launch are launched one by one: a graph begins only when all before it
-    /// is done, its first kernel begins while what is before it ends.
+    /// The commands up to those that need masks. The few of a step of one launch are launched one
+    /// by one: a graph begins only when all before it is done, its first kernel begins while what
+    /// is before it ends.
     pub(super) fn launch_graph(&mut self, begun: &Begun) -> Result<()> {
         let end = self.masks_at(begun);
         if begun.sizes.whole {

@@ -49,8 +49,8 @@ impl CudaMachine {
         }
     }
 
-    /// Ranges of the region that the GPU needs. With small limits neighbouring parts are close, so that
-    /// one range covers several of them and the bytes between.
+    /// Ranges of the region that the GPU needs. With small limits neighbouring parts are close, so
+    /// that one range covers several of them and the bytes between.
     fn copies(&self, step: &Step, begun: &Begun) -> [Copy; N_COPIES] {
         let at = self.step;
         let n_rows = step.tokens.len() * 4;

@@ -1,4 +1,5 @@
-//! Steps in one launch of a persistent kernel, or in one for each of their rows: which they are, and their tables.
+//! Steps in one launch of a persistent kernel, or in one for each of their rows: which they are,
+//! and their tables.
 
 use crate::arguments::PersistentPhase;
 use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses};
@@ -17,7 +18,8 @@ pub(super) struct Whole {
     most_rows: usize,
     /// By how many positions the longest sequence may be longer than the mean of a step's rows.
     most_uneven: usize,
-    /// The file of the kernel of one row, if a launch of it can compute several steps, and how many.
+    /// The file of the kernel of one row, if a launch of it can compute several steps, and how
+    /// many.
     chaining: Option<(String, usize)>,
     /// The windows of the plan's layers.
     windows: Vec<usize>,
@@ -87,7 +89,8 @@ impl Whole {
         self.tables.get(RowClass::of(n_rows) as usize).filter(|_| has_rows)
     }
 
-    /// Whether a step runs so: it has few rows, each of them an output, and no sequence is much longer than the others.
+    /// Whether a step runs so: it has few rows, each of them an output, and no sequence is much
+    /// longer than the others.
     pub(super) fn takes(&self, step: &Step) -> bool {
         let n_rows = step.tokens.len();
         let longest = step.spans.iter().map(device::Span::end).max().unwrap_or(0);

@@ -1,6 +1,7 @@
 //! Small decoders of odd shapes, mixtures of experts among them, which the persistent kernels take.
 //!
-//! Past 600 lines: most are lists of decoders, each with a shape, a type or an option that the others do not have.
+//! Past 600 lines: most are lists of decoders, each with a shape, a type or an option that the
+//! others do not have.
 
 use device::{
     Activation, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, RopeStyle, RouterGroups, ValueId,
@@ -88,7 +89,8 @@ impl Experts {
     }
 }
 
-/// Types of some matrices of every second layer, from the first on, as files that mix types have them.
+/// Types of some matrices of every second layer, from the first on, as files that mix types have
+/// them.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)] // Said by the names.
 pub struct Mix {
@@ -171,7 +173,8 @@ impl Decoder {
         self.build(PlanBuilder::blank(self.n_vocab))
     }
 
-    /// Whether some matrix is in F16 or BF16: the kernel of several rows then runs steps of one row too.
+    /// Whether some matrix is in F16 or BF16: the kernel of several rows then runs steps of one row
+    /// too.
     pub fn has_halves(self) -> bool {
         let mixed = self.mix.into_iter().flat_map(|mix| [mix.k, mix.v, mix.down]);
         mixed.chain([self.block, self.head]).any(BlockType::is_float)
@@ -249,8 +252,9 @@ impl Decoder {
         }
     }
 
-    /// A prompt, single tokens, another sequence beside it, single tokens again; then rows of up to 8 sequences, of a mixture of up to 4: at the start, and
-    /// without experts on both sides of a page's end and beyond the window.
+    /// A prompt, single tokens, another sequence beside it, single tokens again; then rows of up to
+    /// 8 sequences, of a mixture of up to 4: at the start, and without experts on both sides of a
+    /// page's end and beyond the window.
     pub(super) fn case(self, seed: u64) -> Case {
         let plan = self.plan(seed);
         let limits = self.limits(&plan);
@@ -296,7 +300,8 @@ impl Decoder {
         let steps = spans.into_iter().map(|spans| sequences.step(spans)).enumerate();
         let steps = steps.map(|(index, step)| if index == 2 { prompt(step) } else { step }).collect();
         let name = format!("decoder {seed} {self:?}");
-        // Such decoders hand over activations of 10 bits instead of 8: their results may be off by a third as much, 0.05, which `tolerance` makes of this.
+        // Such decoders hand over activations of 10 bits instead of 8: their results may be off by
+        // a third as much, 0.05, which `tolerance` makes of this.
         let (block, tolerance) = match self.has_halves() {
             true => (BlockType::F16, (0.045 + self.rounding()) / 4.0),
             false => (self.block, self.rounding()),
@@ -305,8 +310,9 @@ impl Decoder {
     }
 }
 
-/// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those of Q8_0 and FP8; then some with rows that 128 blocks
-/// share equally, some that mix types, some in F16 and BF16, and some whose heads have kernels that are written for them.
+/// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those
+/// of Q8_0 and FP8; then some with rows that 128 blocks share equally, some that mix types, some in
+/// F16 and BF16, and some whose heads have kernels that are written for them.
 pub fn decoders() -> Vec<Decoder> {
     let of = |kv_type: KvType| decoders_over_f16().into_iter().map(move |of| Decoder { kv_type, ..of });
     // The kernel does not read keys that are stored without their bias.
@@ -328,7 +334,8 @@ pub fn decoders() -> Vec<Decoder> {
         .collect()
 }
 
-/// What kernels that are files lack: codecs, sinks, biases of what is added and of experts, clamped gates.
+/// What kernels that are files lack: codecs, sinks, biases of what is added and of experts, clamped
+/// gates.
 fn rare_decoders() -> Vec<Decoder> {
     use BlockType::*;
     let small = Decoder::SMALL;
@@ -351,7 +358,8 @@ fn rare_decoders() -> Vec<Decoder> {
         Decoder { n_heads: 6, kv_type: KvType::Fp8, bias: false, ..with_biases },
         Decoder { head_dim: 128, n_heads: 4, n_kv_heads: 2, post_norms: true, head: BF16, ..with_biases },
         Decoder { head_dim: 256, n_heads: 2, n_kv_heads: 1, ..with_biases },
-        // A network whose rows are no whole units, and more than a slot of the ring has room for otherwise.
+        // A network whose rows are no whole units, and more than a slot of the ring has room for
+        // otherwise.
         Decoder {
             residual: 576,
             n_heads: 16,
@@ -379,7 +387,8 @@ fn rare_decoders() -> Vec<Decoder> {
     ]
 }
 
-/// Heads of which no file of kernels is: of 256 columns, a query head for each KV head, and five to eight of them.
+/// Heads of which no file of kernels is: of 256 columns, a query head for each KV head, and five to
+/// eight of them.
 fn other_shapes() -> Vec<Decoder> {
     use BlockType::*;
     let small = Decoder::SMALL;
@@ -421,7 +430,8 @@ fn other_shapes() -> Vec<Decoder> {
     ]
 }
 
-/// Matrices in F16 and BF16, all of them or beside quantised ones: in the head, and in parts of q, k and v.
+/// Matrices in F16 and BF16, all of them or beside quantised ones: in the head, and in parts of q,
+/// k and v.
 pub fn half_decoders() -> Vec<Decoder> {
     use BlockType::*;
     let small = Decoder::SMALL;
@@ -455,7 +465,8 @@ pub fn half_decoders() -> Vec<Decoder> {
     ]
 }
 
-/// Layers of two kinds: v and down of other types than the rest, as in files of Q4_K_M, Q4_K_S, Q5_K_M and Q4_0; k too; a mixture.
+/// Layers of two kinds: v and down of other types than the rest, as in files of Q4_K_M, Q4_K_S,
+/// Q5_K_M and Q4_0; k too; a mixture.
 fn mixed_decoders() -> Vec<Decoder> {
     use BlockType::*;
     let k_m = Decoder {

@@ -1,5 +1,5 @@
-//! Decoders whose steps take one launch, of one row or of several: against the interpreter, against a launch for each unit at long
-//! contexts, and chains of steps in flight.
+//! Decoders whose steps take one launch, of one row or of several: against the interpreter, against
+//! a launch for each unit at long contexts, and chains of steps in flight.
 
 use super::{Decoder, decoders, half_decoders, tolerance};
 use crate::CudaDevice;
@@ -17,7 +17,8 @@ use device_lower::fusion::fuse;
 struct Pair {
     whole: Box<dyn Program>,
     units: Box<dyn Program>,
-    /// What logits may differ by, of their root mean square: activations are in 8 bits, with scales of another order.
+    /// What logits may differ by, of their root mean square: activations are in 8 bits, with scales
+    /// of another order.
     rounded: f32,
 }
 
@@ -46,8 +47,9 @@ impl Pair {
 /// Positions of the longest sequence of [`check_long`], if the device has enough memory for them.
 const LONG: usize = 20_000;
 
-/// Steps of one row, of one row of each of several sequences, and of several rows of one, at positions beyond those that the interpreter
-/// reaches in a test: in one launch, and on `plain`, which launches every unit. Gives the number of steps.
+/// Steps of one row, of one row of each of several sequences, and of several rows of one, at
+/// positions beyond those that the interpreter reaches in a test: in one launch, and on `plain`,
+/// which launches every unit. Gives the number of steps.
 ///
 /// # Errors
 /// Where they differ, or an error of the device.
@@ -63,7 +65,8 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
     ] {
         let plan = Decoder { kv_type, ..decoder }.plan(11);
         let n_ctx = LONG;
-        // Where sequences stand side by side: near the end, in between, at the end of a page and before it, at the start.
+        // Where sequences stand side by side: near the end, in between, at the end of a page and
+        // before it, at the start.
         let side_by_side = [n_ctx - 6, n_ctx / 2, n_ctx / 4 + 1, 1000, 300, 64, 63, 0];
         let of_group = (n_ctx.max(side_by_side.iter().sum()) + 64 * 16) / 64;
         let limits = Limits {
@@ -80,7 +83,8 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
             let plan = fuse(&plan, device.fusion());
             device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(error)
         };
-        // A number of FP8 has 3 bits of mantissa: where there are few positions, one that rounds otherwise shows.
+        // A number of FP8 has 3 bits of mantissa: where there are few positions, one that rounds
+        // otherwise shows.
         let rounded = if kv_type == KvType::Fp8 { 0.1 } else { 0.05 };
         let mut pair = Pair { whole: compile(device)?, units: compile(plain)?, rounded };
         let mut agree = |step: &OwnedStep| {
@@ -128,13 +132,14 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
     Ok(n_steps)
 }
 
-/// Whether there is a kernel of several rows of a decoder: it takes mixtures of which a token uses at most 8 experts, unless the profile has
-/// no such kernels.
+/// Whether there is a kernel of several rows of a decoder: it takes mixtures of which a token uses
+/// at most 8 experts, unless the profile has no such kernels.
 fn has_several(device: &CudaDevice, decoder: Decoder) -> bool {
     device.profile().persistent_rows > 1 && decoder.experts.is_none_or(|experts| experts.n_used <= 8)
 }
 
-/// Whether a plan's steps run in one launch: those of one row, and where there is a kernel for them those of several.
+/// Whether a plan's steps run in one launch: those of one row, and where there is a kernel for them
+/// those of several.
 fn is_whole(device: &CudaDevice, decoder: Decoder, plan: &Plan, limits: &Limits) -> Result<(), String> {
     let plan = fuse(plan, device.fusion());
     let memory = device.memory_plan(std::slice::from_ref(&plan), limits).map_err(|e| e.to_string())?;
@@ -144,7 +149,8 @@ fn is_whole(device: &CudaDevice, decoder: Decoder, plan: &Plan, limits: &Limits)
     memory.notes.iter().find(is_reason).map_or(Ok(()), |note| Err(note.clone()))
 }
 
-/// Rows of the steps of a decoder that persistent kernels run. In the kernel of several rows each row has a block for each KV head.
+/// Rows of the steps of a decoder that persistent kernels run. In the kernel of several rows each
+/// row has a block for each KV head.
 fn rows_of(device: &CudaDevice, decoder: Decoder) -> impl Iterator<Item = usize> {
     let profile = device.profile();
     let most = match has_several(device, decoder) {
@@ -165,8 +171,8 @@ fn name_of(device: &CudaDevice, decoder: Decoder, n_rows: usize) -> &'static str
     }
 }
 
-/// Whether such steps run in the kernel that is meant: one compiled for the plan's table, where the profile says so and the compiler is
-/// there, unless layers differ.
+/// Whether such steps run in the kernel that is meant: one compiled for the plan's table, where the
+/// profile says so and the compiler is there, unless layers differ.
 fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn Program) -> Result<(), String> {
     let is_mixed = decoder.experts.is_some_and(|experts| experts.first_dense);
     let expected = device.profile().fixed_tables && device.kernels().can_compile() && !is_mixed;
@@ -187,7 +193,8 @@ fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn Program) -
     Ok(())
 }
 
-/// Run a step that must run in one launch, or where there is no kernel of several rows in one for each row, and look whether it did.
+/// Run a step that must run in one launch, or where there is no kernel of several rows in one for
+/// each row, and look whether it did.
 fn runs_whole(
     device: &CudaDevice,
     decoder: Decoder,
@@ -245,14 +252,16 @@ fn wants_of_chains() -> Vec<Vec<Want>> {
 
 /// Decoders of which chains of steps are compared, and after how many tokens of the first sequence.
 pub fn chains() -> Vec<(Decoder, usize)> {
-    // Each block of a large GPU has rows of their residual, so that a launch can compute several steps.
+    // Each block of a large GPU has rows of their residual, so that a launch can compute several
+    // steps.
     let wide = Decoder { residual: 1088, n_layers: 2, ..Decoder::SMALL };
     vec![
         (Decoder::SMALL, 0),
         (decoders()[2], 0),
         (decoders()[8], 0),
         (half_decoders()[0], 0),
-        // From 256 positions on, of heads of 128 columns from 128 on, several blocks attend to a KV head.
+        // From 256 positions on, of heads of 128 columns from 128 on, several blocks attend to a KV
+        // head.
         (Decoder { windows: true, embedding: BlockType::Q5_1, ..wide }, 215),
         (Decoder { head_dim: 128, kv_type: KvType::Q8_0, embedding: BlockType::BF16, ..wide }, 90),
         (
@@ -271,8 +280,8 @@ pub fn chains() -> Vec<(Decoder, usize)> {
 /// Tokens of a prompt of each sequence of a chain.
 const PROMPTS: [usize; 3] = [20, 7, 33];
 
-/// A chain of steps, a row of each sequence, every step linked to the one before, `ahead` of them in flight. Gives the tokens that they chose, one
-/// step after the other.
+/// A chain of steps, a row of each sequence, every step linked to the one before, `ahead` of them
+/// in flight. Gives the tokens that they chose, one step after the other.
 fn chain(
     program: &mut dyn Program,
     sequences: &mut Sequences,
@@ -315,9 +324,10 @@ fn chain(
     Ok(tokens)
 }
 
-/// Chains of steps in flight, each linked to the one before, choose what the same steps choose one at a time; greedy, sampled and with
-/// penalties, of one sequence and of three; or only greedy and of one, where a launch may compute several steps. Before them come `before` tokens of the
-/// first sequence. Gives the number of steps.
+/// Chains of steps in flight, each linked to the one before, choose what the same steps choose one
+/// at a time; greedy, sampled and with penalties, of one sequence and of three; or only greedy and
+/// of one, where a launch may compute several steps. Before them come `before` tokens of the first
+/// sequence. Gives the number of steps.
 ///
 /// # Errors
 /// Where they differ, or an error of the device.

@@ -2,14 +2,16 @@
 // tokens of outputs are chosen. build.rs gives the host the same structs.
 #pragma once
 
-// A token is an id, or this bit and an index into the buffer of chosen tokens: an output of an earlier step chose it.
+// A token is an id, or this bit and an index into the buffer of chosen tokens: an output of an
+// earlier step chose it.
 #define LINKED 0x80000000u
 // In the buffer of chosen tokens: no token could be chosen, or none was wanted.
 #define NO_TOKEN 0xffffffffu
 // A span's state before it: the sequence begins, and its state is zeros.
 #define STATE_NONE 0xffffffffu
 
-// Sizes of this step, at the start of its region: for kernels whose arguments do not hold them. 32 bytes.
+// Sizes of this step, at the start of its region: for kernels whose arguments do not hold them. 32
+// bytes.
 struct Step {
     uint n_rows;          // tokens
     uint n_outputs;       // rows whose logits are wanted

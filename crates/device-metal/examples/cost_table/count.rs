@@ -11,13 +11,15 @@ use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options, Traced};
 /// Bytes a second of an M4 Pro's memory (Apple's figure), and what of it kernels reach.
 const BANDWIDTH: f64 = 273e9 * 0.9;
 
-/// 8x8x8 products a second of an M4 Pro's 20 cores. Each core runs four at a time, and one takes 20.87 cycles: measured on an
-/// M1 with halves (metal-benchmarks, `MATMUL<F16x8x8>`), whose matrix instruction runs on the ALUs as the M4's does. 1.578 GHz is
-/// the highest state that macOS reports of these GPUs. As operations that is 6.2 T a second, of the 8.1 T of the ALUs.
+/// 8x8x8 products a second of an M4 Pro's 20 cores. Each core runs four at a time, and one takes
+/// 20.87 cycles: measured on an M1 with halves (metal-benchmarks, `MATMUL<F16x8x8>`), whose matrix
+/// instruction runs on the ALUs as the M4's does. 1.578 GHz is the highest state that macOS reports
+/// of these GPUs. As operations that is 6.2 T a second, of the 8.1 T of the ALUs.
 const PRODUCTS: f64 = 20.0 * 4.0 / 20.87 * 1.578e9;
 
-/// Seconds that a dispatch which depends on the one before adds to its bytes and products: the most and the least that a whole step
-/// is expected to show. What is published of dispatches alone, 0.5 to 2.05 us, leaves out that memory is idle meanwhile.
+/// Seconds that a dispatch which depends on the one before adds to its bytes and products: the most
+/// and the least that a whole step is expected to show. What is published of dispatches alone, 0.5
+/// to 2.05 us, leaves out that memory is idle meanwhile.
 const DISPATCH: [f64; 2] = [4e-6, 2e-6];
 
 /// Multiplications and additions of an 8x8x8 product.
@@ -30,7 +32,8 @@ pub struct Cost {
     pub dispatches: f64,
     /// Those with a barrier before them.
     pub barriers: f64,
-    /// Bytes of device memory that each dispatch reads, once: what memory must deliver to a perfect cache.
+    /// Bytes of device memory that each dispatch reads, once: what memory must deliver to a perfect
+    /// cache.
     pub read: f64,
     /// The same of what it writes.
     pub written: f64,
@@ -48,7 +51,8 @@ pub struct Cost {
     pub products: f64,
     /// Those that the multiplications of the step fill.
     pub least_products: f64,
-    /// Seconds: of each dispatch the longer of its bytes at [`BANDWIDTH`] and its products at [`PRODUCTS`].
+    /// Seconds: of each dispatch the longer of its bytes at [`BANDWIDTH`] and its products at
+    /// [`PRODUCTS`].
     pub busy: f64,
 }
 
@@ -111,7 +115,8 @@ pub struct Rows {
     pub position: usize,
 }
 
-/// The dispatches of a model with these layers, by their functions, and what the step needs at least.
+/// The dispatches of a model with these layers, by their functions, and what the step needs at
+/// least.
 pub fn dispatches(s: &Shapes, layers: &[&Layers], rows: Rows) -> (Vec<(String, Cost)>, Cost) {
     dispatches_by(s, layers, rows, |_| true)
 }
@@ -189,7 +194,8 @@ fn kv_bytes(plan: &Plan, limits: &Limits, n_positions: usize) -> f64 {
         .sum()
 }
 
-/// Multiplications and additions of linears and of attention, the head aside, which multiplies a single row.
+/// Multiplications and additions of linears and of attention, the head aside, which multiplies a
+/// single row.
 fn operations(s: &Shapes, layers: &[&Layers], plan: &Plan, rows: Rows) -> f64 {
     let head = 2 * s.n_vocab * s.hidden;
     let linears = (plan.ops_per_token() - head as u64) as f64 * rows.n as f64;
@@ -206,8 +212,9 @@ fn measure(s: &Shapes, layers: &[&Layers], rows: Rows) -> Cost {
     dispatches.into_iter().fold(least, |sum, (_, cost)| sum.plus(cost))
 }
 
-/// A whole model: one with a layer of each kind, and as often as the model has more of a kind what one more of it adds. Beside, the
-/// dispatches that one more adds. (What has no layers says less: what a layer leaves to the next one is done by the head there.)
+/// A whole model: one with a layer of each kind, and as often as the model has more of a kind what
+/// one more of it adds. Beside, the dispatches that one more adds. (What has no layers says less:
+/// what a layer leaves to the next one is done by the head there.)
 pub fn whole(s: &Shapes, rows: Rows) -> (Cost, Vec<f64>) {
     let kinds: Vec<&Layers> = s.layers.iter().collect();
     let one_each = measure(s, &kinds, rows);

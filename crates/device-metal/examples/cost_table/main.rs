@@ -1,16 +1,18 @@
-//! What a token and a prompt cost, counted by the emulator: dispatches, barriers, bytes of device memory against the least
-//! possible, bytes of threadgroup memory, instructions of SIMD-groups; and from it a PREDICTION of tokens a second on an M4 Pro.
+//! What a token and a prompt cost, counted by the emulator: dispatches, barriers, bytes of device
+//! memory against the least possible, bytes of threadgroup memory, instructions of SIMD-groups; and
+//! from it a PREDICTION of tokens a second on an M4 Pro.
 //!
 //!     cargo run --release -p ingle-device-metal --example cost_table [prefill] [kernels] [model ...] [position]
 //!     cargo run --release -p ingle-device-metal --example cost_table scans
 //!     cargo run --release -p ingle-device-metal --example cost_table norms
 //!
-//! Nothing here was timed on Apple hardware. A model is run with a layer of each kind, and with one more of each; what that one
-//! adds is what each of its kind costs, and is multiplied. Weights are noise, in the shapes and the types of the models. With `kernels` it is
-//! the dispatches one by one, of a model with one layer of each kind.
+//! Nothing here was timed on Apple hardware. A model is run with a layer of each kind, and with one
+//! more of each; what that one adds is what each of its kind costs, and is multiplied. Weights are
+//! noise, in the shapes and the types of the models. With `kernels` it is the dispatches one by
+//! one, of a model with one layer of each kind.
 //!
-//! A prompt is one chunk of 512 rows. The experts of its tokens are chosen by noise: all as likely, each row by itself. The
-//! largest models take minutes each.
+//! A prompt is one chunk of 512 rows. The experts of its tokens are chosen by noise: all as likely,
+//! each row by itself. The largest models take minutes each.
 #![allow(clippy::unwrap_used)]
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
@@ -41,8 +43,8 @@ mod tests {
     use crate::count::{Rows, whole};
     use crate::shapes::{Experts, MODELS, Shapes};
 
-    /// Layers of full width of the smallest model, dense and with experts in its network's place or next to it, without norms after its
-    /// parts and with them. A short vocabulary, for a head
+    /// Layers of full width of the smallest model, dense and with experts in its network's place or
+    /// next to it, without norms after its parts and with them. A short vocabulary, for a head
     /// reads nothing twice and only takes time.
     #[test]
     fn a_token_reads_hardly_more_than_it_must() {

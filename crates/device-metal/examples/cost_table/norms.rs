@@ -1,5 +1,6 @@
-//! What the norm in the prologue of each product costs a token: the products of a layer with it, and of rows that are normalised
-//! already. The difference is what would be saved if the producer's epilogue wrote x * w and partial sums of squares.
+//! What the norm in the prologue of each product costs a token: the products of a layer with it,
+//! and of rows that are normalised already. The difference is what would be saved if the producer's
+//! epilogue wrote x * w and partial sums of squares.
 
 use crate::count::{Cost, Rows, dispatches_by};
 use crate::shapes::{Layers, MODELS, Shapes};

@@ -10,10 +10,12 @@ use weights::{BlockType, Bytes, Planes};
 /// Rows that differ; the others repeat them.
 const N_DIFFERENT: usize = 16;
 
-/// Rows of the embedding that differ: each token of a prompt has its own, so that it has experts of its own.
+/// Rows of the embedding that differ: each token of a prompt has its own, so that it has experts of
+/// its own.
 pub const N_TOKENS: usize = 512;
 
-/// What embeddings are multiplied with: so much that rows stay different after an attention of noise.
+/// What embeddings are multiplied with: so much that rows stay different after an attention of
+/// noise.
 const EMBEDDING_SCALE: f32 = 16.0;
 
 fn noise(n_out: usize, n_in: usize, block: BlockType, n_different: usize) -> Weight {
@@ -60,7 +62,8 @@ fn inner(b: &mut PlanBuilder, s: &Shapes, x: ValueId) -> ValueId {
     b.gate(gate, up, activation(s))
 }
 
-/// The experts that a router of noise chooses, and how much each counts. All its rows differ, so that every expert is as likely.
+/// The experts that a router of noise chooses, and how much each counts. All its rows differ, so
+/// that every expert is as likely.
 fn route(b: &mut PlanBuilder, s: &Shapes, e: &Experts, routed: ValueId) -> (ValueId, ValueId) {
     let router = b.weight(noise(e.n, s.hidden, BlockType::F32, e.n));
     let scores = linear_of(b, routed, router, (RowCount::Tokens, e.n));
@@ -146,7 +149,8 @@ fn feed_forward(b: &mut PlanBuilder, s: &Shapes, x: ValueId) -> ValueId {
     if s.sandwich { b.scale(x, 0.5) } else { x }
 }
 
-/// A model with these layers between its embedding and its head: Q4_0, the table Q6_K, the router F32.
+/// A model with these layers between its embedding and its head: Q4_0, the table Q6_K, the router
+/// F32.
 pub fn plan(s: &Shapes, layers: &[&Layers]) -> Plan {
     let mut b = PlanBuilder::new(1, 64);
     let table = b.weight(noise(s.n_vocab, s.hidden, BlockType::Q6_K, N_TOKENS));

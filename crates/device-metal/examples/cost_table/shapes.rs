@@ -43,13 +43,15 @@ pub struct Shapes {
     pub layers: &'static [Layers],
     /// Width of the dense network; 0: there are experts only.
     pub ffn: usize,
-    /// Rows of the embedding, which is the head too: for the bytes of a step it is one whether tied or not.
+    /// Rows of the embedding, which is the head too: for the bytes of a step it is one whether tied
+    /// or not.
     pub n_vocab: usize,
     /// Whether heads of q and k are normalised.
     pub qk_norm: bool,
     /// Instead of the dense network, or, where there is one, beside it.
     pub experts: Option<Experts>,
-    /// Norms after attention and network, of values, and a factor for each layer; logits are bounded.
+    /// Norms after attention and network, of values, and a factor for each layer; logits are
+    /// bounded.
     pub sandwich: bool,
     /// Tokens a second of decoding: the best of those published, and llama.cpp's.
     pub decode: &'static str,
@@ -57,8 +59,9 @@ pub struct Shapes {
     pub prefill: &'static str,
 }
 
-/// What is published of Apple's chips with 4-bit weights. Decoding: the engines' own tables. Prompts: BaseRT's are its
-/// repository's `benchmarks/results/m4-pro_baseRT.csv`, llama.cpp's its discussion 4167 (20 cores).
+/// What is published of Apple's chips with 4-bit weights. Decoding: the engines' own tables.
+/// Prompts: BaseRT's are its repository's `benchmarks/results/m4-pro_baseRT.csv`, llama.cpp's its
+/// discussion 4167 (20 cores).
 pub const MODELS: [Shapes; 6] = [
     Shapes {
         name: "Qwen3-0.6B",

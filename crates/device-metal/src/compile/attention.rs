@@ -160,8 +160,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         }
     }
 
-    /// Returns true if the attention kernel applies RoPE itself: only for a single row, since several rows
-    /// may be of one sequence and see each other's keys.
+    /// Returns true if the attention kernel applies RoPE itself: only for a single row, since
+    /// several rows may be of one sequence and see each other's keys.
     fn turns(&self, a: &Attention) -> bool {
         self.tokens == RowClass::One && a.head_dim <= MOST_COLUMNS && !self.compiler.is_deterministic()
     }
@@ -372,8 +372,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         }
     }
 
-    /// Query heads that a threadgroup makes at once: those that share a KV head, as many as there are
-    /// registers for.
+    /// Query heads that a threadgroup makes at once: those that share a KV head, as many as there
+    /// are registers for.
     fn heads_at_once(&self, a: &Attention) -> usize {
         let most = if a.head_dim > MANY_COLUMNS { 4 } else { 8 };
         (a.n_heads / self.n_kv_heads(a).max(1)).min(most)

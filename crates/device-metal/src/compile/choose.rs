@@ -1,6 +1,6 @@
-//! The kernels after the head, which choose the tokens of outputs. A step runs those that one of its
-//! outputs needs. Each kernel reads from an output's [`device_gpu::arguments::Choice`] whether to work
-//! for that output.
+//! The kernels after the head, which choose the tokens of outputs. A step runs those that one of
+//! its outputs needs. Each kernel reads from an output's [`device_gpu::arguments::Choice`] whether
+//! to work for that output.
 
 use super::call::{Call, ONE, each};
 use super::draft::Draft;

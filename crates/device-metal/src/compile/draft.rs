@@ -1,5 +1,5 @@
-//! The state while a table is written: the constant part is the [`Compiler`], and the [`Draft`] holds
-//! what one unit passes to the next. [`Pipelines`] lists the kernels.
+//! The state while a table is written: the constant part is the [`Compiler`], and the [`Draft`]
+//! holds what one unit passes to the next. [`Pipelines`] lists the kernels.
 
 use super::call::{Bound, Call};
 use crate::arguments::PagesArguments;

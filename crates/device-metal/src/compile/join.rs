@@ -27,7 +27,8 @@ impl<'a, G: MetalGpu> Draft<'a, G> {
         self.join_dispatch(j, &self.norms_with(j.out))
     }
 
-    /// The norms that are computed with a sum. With few rows the products normalise their input instead.
+    /// The norms that are computed with a sum. With few rows the products normalise their input
+    /// instead.
     pub(super) fn norms_with(&self, sum: ValueId) -> Vec<(Norm, ValueId)> {
         let reader = next_reader(sum, self.rest).map(|(_, reader)| reader);
         let tiles = reader.is_some_and(|p| matches!(self.schedule(p.x), Schedule::Gemm(_)));

@@ -18,8 +18,8 @@ use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::{Unit, after_selections};
 
 impl<G: MetalGpu> Draft<'_, G> {
-    /// Returns true if the next unit merges the parts: it multiplies the row by one matrix and is its
-    /// only reader.
+    /// Returns true if the next unit merges the parts: it multiplies the row by one matrix and is
+    /// its only reader.
     pub(super) fn is_merged_next(&self, parts: &AttentionParts) -> bool {
         let (row, rest) = after_selections(parts.out, self.rest);
         let Some(Unit::Projection(p)) = rest.first().map(|next| &next.unit) else { return false };

@@ -18,8 +18,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.step_call(file, &args).elements(rows, cols)
     }
 
-    /// A kernel whose signature is the same on every GPU. Parameters from 2 on are the operands, in the
-    /// order of [`Signature`]'s fields.
+    /// A kernel whose signature is the same on every GPU. Parameters from 2 on are the operands, in
+    /// the order of [`Signature`]'s fields.
     fn element(&mut self, of: &Signature) -> Result<()> {
         let c = self.compiler;
         let (rows, cols, n) = (c.rows(of.out), c.cols(of.out), of.numbers);

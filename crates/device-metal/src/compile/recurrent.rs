@@ -17,7 +17,8 @@ const STATE_ROWS: [usize; 3] = [64, 128, 256];
 /// SIMD-groups of a threadgroup that scans.
 const SCAN_SIMDGROUPS: usize = 4;
 
-/// The same of one that scans in chunks, at most (`scan_chunks.h`): what its columns share is made once for all.
+/// The same of one that scans in chunks, at most (`scan_chunks.h`): what its columns share is made
+/// once for all.
 const CHUNK_SIMDGROUPS: usize = 8;
 
 /// Columns of a head's state that a SIMD-group has (`scan.h`).
@@ -137,8 +138,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         }
     }
 
-    /// Returns true if a scan may compute spans in chunks. The sums of chunks have another order than those
-    /// of single rows.
+    /// Returns true if a scan may compute spans in chunks. The sums of chunks have another order
+    /// than those of single rows.
     fn is_chunked(&self, scan: &Scan) -> bool {
         let c = self.compiler;
         let most = self.class(scan.x).most().unwrap_or(c.limits.max_rows);

@@ -34,8 +34,9 @@ use weights::Bytes;
 
 type Object<T> = Retained<ProtocolObject<T>>;
 
-// Without CoreGraphics in the process `MTLCreateSystemDefaultDevice` returns nil in a program without a
-// window, as its documentation says. That one of its functions is named keeps a linker from leaving it out.
+// Without CoreGraphics in the process `MTLCreateSystemDefaultDevice` returns nil in a program
+// without a window, as its documentation says. That one of its functions is named keeps a linker
+// from leaving it out.
 #[link(name = "CoreGraphics", kind = "framework")]
 unsafe extern "C" {
     fn CGMainDisplayID() -> u32;
@@ -60,7 +61,8 @@ pub struct Options {
     /// Whether shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS 26
     /// on (`kernels/linear/tensor.h`). Nobody has compiled them so.
     pub tensors: bool,
-    /// Accepts a GPU that cannot run the kernels, such as a virtual machine's, to compile them only.
+    /// Accepts a GPU that cannot run the kernels, such as a virtual machine's, to compile them
+    /// only.
     pub any_family: bool,
     /// The order of dispatches and command buffers.
     pub encoder: EncoderMode,
@@ -135,8 +137,8 @@ pub struct AppleGpu {
 #[derive(Clone)]
 struct Set(Object<dyn MTLResidencySet>);
 
-// SAFETY: its methods may be called by any thread; those that change it are called under a lock or by
-// its owner alone.
+// SAFETY: its methods may be called by any thread; those that change it are called under a lock or
+// by its owner alone.
 unsafe impl Send for Set {}
 
 // SAFETY: device and queue are Send and Sync by their declarations; libraries, archive and
@@ -145,8 +147,8 @@ unsafe impl Send for AppleGpu {}
 // SAFETY: as above.
 unsafe impl Sync for AppleGpu {}
 
-/// Dispatches of one command buffer. Hazards are tracked, and so what a command buffer does waits for
-/// the one before where it must.
+/// Dispatches of one command buffer. Hazards are tracked, and so what a command buffer does waits
+/// for the one before where it must.
 pub struct AppleEncoder {
     commands: Object<dyn MTLCommandBuffer>,
     mode: EncoderMode,
@@ -201,8 +203,8 @@ pub struct AppleTicket {
     commands: Object<dyn MTLCommandBuffer>,
 }
 
-// SAFETY: the only calls are `waitUntilCompleted` and reads of the state, which Metal allows from any
-// thread.
+// SAFETY: the only calls are `waitUntilCompleted` and reads of the state, which Metal allows from
+// any thread.
 unsafe impl Send for AppleTicket {}
 
 impl Drop for AppleTicket {
@@ -349,8 +351,8 @@ impl AppleGpu {
             };
             let options = MTLCompileOptions::new();
             options.setLanguageVersion(self.language);
-            // NaN and infinity mean what they say: routers and masks use them. Precise functions are what
-            // the tests' bounds are for. Contraction is each file's own to forbid.
+            // NaN and infinity mean what they say: routers and masks use them. Precise functions
+            // are what the tests' bounds are for. Contraction is each file's own to forbid.
             if self.compile_options_have_math_mode() {
                 options.setMathMode(MTLMathMode::Safe);
                 options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Precise);

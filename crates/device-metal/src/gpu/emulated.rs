@@ -3,9 +3,9 @@
 //!
 //! It is slow and runs on one thread unless told otherwise; it is for tests, never a default.
 //! Dispatches of a group run in an order of the caller's choice, so that a missing barrier shows as
-//! another result. What is submitted runs as late as possible, when it is waited for, so that a host
-//! that writes over what a step in flight still reads shows as another result too. What faults is an
-//! error of the step.
+//! another result. What is submitted runs as late as possible, when it is waited for, so that a
+//! host that writes over what a step in flight still reads shows as another result too. What faults
+//! is an error of the step.
 
 use super::{Common, Constant, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH};
 use crate::kernels::{self, Kernel};
@@ -145,8 +145,8 @@ impl Shaders {
         library.map_err(|error| failed(&error))
     }
 
-    /// Whether the functions of a file are compiled one by one, when they are first run: under a sanitizer, where few of them
-    /// run. All of a file take long to compile.
+    /// Whether the functions of a file are compiled one by one, when they are first run: under a
+    /// sanitizer, where few of them run. All of a file take long to compile.
     fn is_by_function(&self, file: &str) -> bool {
         self.sanitizing.as_ref().is_some_and(|(_, is_sanitized)| is_sanitized(file))
     }
@@ -387,8 +387,8 @@ impl Work {
             .bindings
             .iter()
             .map(|(binding, buffer)| {
-                // SAFETY: the program's buffers live until the ticket is dropped, which runs what is
-                // left of its submission.
+                // SAFETY: the program's buffers live until the ticket is dropped, which runs what
+                // is left of its submission.
                 let buffer = unsafe { &(**buffer).buffer };
                 let bound = emulator::Binding::new(u32::from(binding.index), buffer);
                 let bound = bound.at(binding.location.offset as usize);

@@ -1,8 +1,8 @@
 //! A thread that does something again and again while a GPU is in use, and for a while after.
 //!
-//! The system lets go of what a residency set holds soon after a GPU falls idle: others measured that
-//! the first tokens after a second of idleness then took five times as long. So sets are requested
-//! again while nothing runs, until the owner is likely to be gone.
+//! The system lets go of what a residency set holds soon after a GPU falls idle: others measured
+//! that the first tokens after a second of idleness then took five times as long. So sets are
+//! requested again while nothing runs, until the owner is likely to be gone.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,8 +29,8 @@ fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
 }
 
 impl Heartbeat {
-    /// Call `beat` every `period`, until so long after the last [`Self::used`]; then again from the next
-    /// one on. Without a thread to be had, never.
+    /// Call `beat` every `period`, until so long after the last [`Self::used`]; then again from the
+    /// next one on. Without a thread to be had, never.
     pub fn new(period: Duration, patience: Duration, mut beat: impl FnMut() + Send + 'static) -> Heartbeat {
         let shared =
             Arc::new((Mutex::new(State { last_used: Instant::now(), ended: false }), Condvar::new()));

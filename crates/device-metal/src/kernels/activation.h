@@ -10,7 +10,8 @@
 #define ACTIVATION_RELU_SQUARED 6
 #define ACTIVATION_SOFTPLUS 7
 
-// The error function within 2e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+// The error function within 2e-7: Abramowitz and Stegun, Handbook of Mathematical Functions,
+// 7.1.26.
 static inline float error_function(float x) {
     const float a = fabs(x);
     const float t = 1.0f / (1.0f + 0.3275911f * a);
@@ -26,7 +27,8 @@ static inline float hyperbolic_tangent(float x) {
     return x < 0.0f ? -y : y;
 }
 
-// ln(1 + u) of 0 <= u <= 1: twice the inverse hyperbolic tangent of s = u / (2 + u) <= 1/3, by its series up to s^15.
+// ln(1 + u) of 0 <= u <= 1: twice the inverse hyperbolic tangent of s = u / (2 + u) <= 1/3, by its
+// series up to s^15.
 static inline float log_1_plus(float u) {
     const float s = u / (2.0f + u), q = s * s;
     const float tail = 1.0f / 9.0f + q * (1.0f / 11.0f + q * (1.0f / 13.0f + q * (1.0f / 15.0f)));

@@ -1,7 +1,7 @@
 // out[i] = the adapter of the span that row i belongs to, 0 for none.
 //
-// Buffers: 0 ElementArguments (cols 1), 1 step, 2 out (rows, 1), 3 outputs (n_outputs), 4 row_spans (tokens), 5 spans.
-// Grid: ceil(rows / 256) threadgroups of 256. Moves 12 bytes a row.
+// Buffers: 0 ElementArguments (cols 1), 1 step, 2 out (rows, 1), 3 outputs (n_outputs), 4 row_spans
+// (tokens), 5 spans. Grid: ceil(rows / 256) threadgroups of 256. Moves 12 bytes a row.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

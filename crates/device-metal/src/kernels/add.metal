@@ -1,7 +1,7 @@
 // out = a + b, element by element.
 //
-// Buffers: 0 ElementArguments, 1 step, 2 a (rows, cols), 3 b (rows, cols), 4 out (rows, cols; may be a or b).
-// Grid: ceil(rows * cols / 256) threadgroups of 256. Moves 12 bytes an element.
+// Buffers: 0 ElementArguments, 1 step, 2 a (rows, cols), 3 b (rows, cols), 4 out (rows, cols; may
+// be a or b). Grid: ceil(rows * cols / 256) threadgroups of 256. Moves 12 bytes an element.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

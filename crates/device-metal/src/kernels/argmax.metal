@@ -1,12 +1,14 @@
-// The best token of each output that wants it: the index of the largest column, the lowest of equals; NaN and -infinity are never
-// chosen.
+// The best token of each output that wants it: the index of the largest column, the lowest of
+// equals; NaN and -infinity are never chosen.
 //
-// A threadgroup makes one row: each thread every n-th column, then over the SIMD-group, then over the SIMD-groups. With BESTS it
-// looks at the largest of each threadgroup of the product that made the row (linear/gemv.h), and not at the row.
+// A threadgroup makes one row: each thread every n-th column, then over the SIMD-group, then over
+// the SIMD-groups. With BESTS it looks at the largest of each threadgroup of the product that made
+// the row (linear/gemv.h), and not at the row.
 //
-// Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 chosen: from step.first_chosen on the token
-// of each output, NO_TOKEN where there is none; 5 with BESTS: (outputs, cols) of {float bits, column}. Constants: BESTS. Grid:
-// (outputs) threadgroups of 1024 at most, whole SIMD-groups; those of outputs that want no best token return at once. Moves 4
+// Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 chosen: from
+// step.first_chosen on the token of each output, NO_TOKEN where there is none; 5 with BESTS:
+// (outputs, cols) of {float bits, column}. Constants: BESTS. Grid: (outputs) threadgroups of 1024
+// at most, whole SIMD-groups; those of outputs that want no best token return at once. Moves 4
 // bytes an element, or 8.
 #include <metal_stdlib>
 using namespace metal;

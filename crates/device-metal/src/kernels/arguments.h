@@ -1,16 +1,23 @@
-// Arguments of the kernels of this folder: structs of 4-byte fields, sizes multiples of 16, passed with setBytes at buffer
-// 0. build.rs gives the host the same structs. Those of linear/ and attention/ are in those folders.
+// Arguments of the kernels of this folder: structs of 4-byte fields, sizes multiples of 16, passed
+// with setBytes at buffer
+// 0. build.rs gives the host the same structs. Those of linear/ and attention/ are in those
+//    folders.
 #pragma once
 
-// Kernels whose operands are the same on every GPU (device-gpu/src/signature.rs): activate, gate, gate_clamped, add, scale,
-// softcap, clamped, columns, join_heads, expert_bias, select_rows, input, ordinals. And pool, adapters.
+// Kernels whose operands are the same on every GPU (device-gpu/src/signature.rs): activate, gate,
+// gate_clamped, add, scale, softcap, clamped, columns, join_heads, expert_bias, select_rows, input,
+// ordinals. And pool, adapters.
 struct ElementArguments {
     uint per_token; // rows of out, see rows_of in step.h
     uint cols;      // of a row of out
     uint first;     // columns: the first one taken of each group
-    uint group;     // columns: of a group of x; expert_bias: of an expert; join_heads: of a head of out
-    uint taken;     // columns: taken of each group; expert_bias: experts of a row; join_heads: columns of a head of a
-    float factor;   // scale: the factor; softcap: the cap; clamped: the least; gate_clamped: in the sigmoid
+    // columns: of a group of x; expert_bias: of an expert; join_heads: of a head of out
+    uint group;
+    // columns: taken of each group; expert_bias: experts of a row; join_heads: columns of a head of
+    // a
+    uint taken;
+    // scale: the factor; softcap: the cap; clamped: the least; gate_clamped: in the sigmoid
+    float factor;
     float limit;    // clamped: the most; gate_clamped: bound of both
     uint reserved;
 };

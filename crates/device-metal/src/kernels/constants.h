@@ -1,5 +1,5 @@
-// Indices of function constants, one list for all kernels of this folder that have no list of their own (those of
-// linear/ and attention/ have). Mirrored in src/kernels.rs.
+// Indices of function constants, one list for all kernels of this folder that have no list of their
+// own (those of linear/ and attention/ have). Mirrored in src/kernels.rs.
 #pragma once
 
 #define FC_HAS_WEIGHT 0   // bool: a norm multiplies by a weight

@@ -1,5 +1,5 @@
-// Attention of each row over all encoder states of a layer. Contracts: attention/decode.h for few rows and any head size,
-// attention/prefill.h for many rows with heads of up to 128 columns.
+// Attention of each row over all encoder states of a layer. Contracts: attention/decode.h for few
+// rows and any head size, attention/prefill.h for many rows with heads of up to 128 columns.
 #include <metal_stdlib>
 using namespace metal;
 #include "attention/decode.h"

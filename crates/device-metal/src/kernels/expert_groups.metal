@@ -1,8 +1,10 @@
-// expert_groups: which pairs (a row and one of its k experts) go to each expert, for expert_linear_<type>_gemm. With FC_ROUTES the
-// experts are chosen here too, as route.metal does it.
+// expert_groups: which pairs (a row and one of its k experts) go to each expert, for
+// expert_linear_<type>_gemm. With FC_ROUTES the experts are chosen here too, as route.metal does
+// it.
 //
 // Host contract
-//   buffers  0 RouteArguments      1 Step      2 x (n, n_experts), 4 weights (n, k), 5 scales, 6 bias (n_experts): as of
+//   buffers 0 RouteArguments 1 Step 2 x (n, n_experts), 4 weights (n, k), 5 scales, 6 bias
+//   (n_experts): as of
 //            route.metal
 //            3 ids (n, k) u32, written with FC_ROUTES
 //            23 order (n * k) u32: pairs sorted by expert, of equals the lower pair first
@@ -13,9 +15,10 @@
 //   constants FC_ROUTES, and those of route.metal
 //   n_experts at most 1024
 //
-// One threadgroup. A thread counts the pairs of an expert in a slice of the rows, as many slices as there are threads for; sums over
-// experts and slices say where each begins, and the thread goes over its ids again and writes. ids are read twice for each expert, from
-// caches; neighbouring threads read the same id.
+// One threadgroup. A thread counts the pairs of an expert in a slice of the rows, as many slices as
+// there are threads for; sums over experts and slices say where each begins, and the thread goes
+// over its ids again and writes. ids are read twice for each expert, from caches; neighbouring
+// threads read the same id.
 #include <metal_stdlib>
 using namespace metal;
 #include "linear/arguments.h"

@@ -1,8 +1,11 @@
-// expert_linear_<type>_gemv and _gemm: products with the matrices of the experts that a router chose for each row.
+// expert_linear_<type>_gemv and _gemm: products with the matrices of the experts that a router
+// chose for each row.
 //
-// expert_linear_<type>_gemv: y[pair] = W[ids[pair]] x, a pair being a row of x and one of its k experts; for few rows.
+// expert_linear_<type>_gemv: y[pair] = W[ids[pair]] x, a pair being a row of x and one of its k
+// experts; for few rows.
 //
-//   buffers  0 ExpertArguments     those of linear/parameters.h, of which 1 x (n, n_in), or (n, k * n_in) with EXPERTS_OWN_INPUT
+//   buffers 0 ExpertArguments those of linear/parameters.h, of which 1 x (n, n_in), or (n, k *
+//   n_in) with EXPERTS_OWN_INPUT
 //            2 norm (n_in), LINEAR_NORM     15 residual (1, n_out_0), EXPERTS_SUM and LINEAR_RESIDUAL
 //            16 y (n, k, n_out_0); with EXPERTS_SUM (n, n_out_0)
 //            3, 6, 9 codes, scales, offsets of a dense weight (beside_n_out, beside_n_in), 29 its x, 17 its y (beside_n_out),
@@ -12,31 +15,36 @@
 //            27 places 0, 28 places 1: ulong[3][n_experts], bytes from the buffer's start to each expert's codes, then to its scales,
 //              then to its offsets; the last two are read only for types with planes, and are there for no others
 //   threads  32 * S, S = 1 to 16 simdgroups
-//   grid     (ceil(B / S), n * k, 1), B = ceil(n_out_0 / 4), with LINEAR_GATE ceil(n_out_0 / 2); with EXPERTS_SUM (ceil(B / S), n, 1); with
+//   grid (ceil(B / S), n * k, 1), B = ceil(n_out_0 / 4), with LINEAR_GATE ceil(n_out_0 / 2); with
+//   EXPERTS_SUM (ceil(B / S), n, 1); with
 //            EXPERTS_BESIDE n is 1, and there are as many rows of threadgroups more as the dense weight's blocks fill
-//   constants LINEAR_NORM, _RESIDUAL, _GATE, _ACTIVATION, EXPERTS_OWN_INPUT, EXPERTS_SUM, EXPERTS_BESIDE; those of the type
-//   reads    the chosen experts' matrices, once for each pair
+//   constants LINEAR_NORM, _RESIDUAL, _GATE, _ACTIVATION, EXPERTS_OWN_INPUT, EXPERTS_SUM,
+//   EXPERTS_BESIDE; those of the type reads the chosen experts' matrices, once for each pair
 //
-//   LINEAR_GATE: y = activation(W_0 x) * (W_1 x). EXPERTS_SUM: y = residual + sum over j of chosen[j] * (W[ids[j]] x_j), the sum over
-//   experts ascending and inside the sum over lanes. EXPERTS_BESIDE: the threadgroups after make a product that neither reads nor
-//   is read by the experts', so that the two are one dispatch; LINEAR_NORM and LINEAR_GATE are both's.
+//   LINEAR_GATE: y = activation(W_0 x) * (W_1 x). EXPERTS_SUM: y = residual + sum over j of
+//   chosen[j] * (W[ids[j]] x_j), the sum over experts ascending and inside the sum over lanes.
+//   EXPERTS_BESIDE: the threadgroups after make a product that neither reads nor is read by the
+//   experts', so that the two are one dispatch; LINEAR_NORM and LINEAR_GATE are both's.
 //
-// expert_linear_<type>_gemm: the same products for many rows, by tiles of up to 32 pairs of one expert that expert_groups made.
+// expert_linear_<type>_gemm: the same products for many rows, by tiles of up to 32 pairs of one
+// expert that expert_groups made.
 //
-//   buffers  0 LinearArguments, 1, 16, 25 to 28 as above     23 order (n * k) u32: pairs sorted by expert     24 ExpertTile[tiles]
-//   threads  128
-//   grid     (T, tiles, 1), T = ceil(n_out_0 / 64), with LINEAR_GATE ceil(n_out_0 / 32); tiles = n_experts + n * k / 32, those
+//   buffers 0 LinearArguments, 1, 16, 25 to 28 as above 23 order (n * k) u32: pairs sorted by
+//   expert 24 ExpertTile[tiles] threads 128
+//   grid (T, tiles, 1), T = ceil(n_out_0 / 64), with LINEAR_GATE ceil(n_out_0 / 32); tiles =
+//   n_experts + n * k / 32, those
 //            left over have no pairs
 //   constants LINEAR_GATE, _ACTIVATION, EXPERTS_OWN_INPUT; those of the type
 //   reads    a tile of an expert's matrix once for up to 32 of its pairs
 //
-// Tiles, operands and orders of accumulation are those of linear/gemv.h and linear/gemm.h. Vectors of x are loaded as there, float4
-// by float4.
+// Tiles, operands and orders of accumulation are those of linear/gemv.h and linear/gemm.h. Vectors
+// of x are loaded as there, float4 by float4.
 #pragma once
 #include "linear/gemm.h"
 #include "linear/parameters.h"
 
-// The matrices of all experts: the buffers in which those of weights 0 and 1 lie, and where each lies in them.
+// The matrices of all experts: the buffers in which those of weights 0 and 1 lie, and where each
+// lies in them.
 #define EXPERT_BUFFERS                                     \
     device const uchar * weights_0 [[buffer(25)]],         \
     device const uchar * weights_1 [[buffer(26)]],         \

@@ -1,7 +1,7 @@
 // out = kind(gate) * up, element by element.
 //
-// Buffers: 0 ElementArguments, 1 step, 2 gate (rows, cols), 3 up (rows, cols), 4 out (rows, cols; may be gate or up).
-// Constants: FC_ACTIVATION. Grid: ceil(rows * cols / 256) threadgroups of 256.
+// Buffers: 0 ElementArguments, 1 step, 2 gate (rows, cols), 3 up (rows, cols), 4 out (rows, cols;
+// may be gate or up). Constants: FC_ACTIVATION. Grid: ceil(rows * cols / 256) threadgroups of 256.
 // Moves 12 bytes an element.
 #include <metal_stdlib>
 using namespace metal;

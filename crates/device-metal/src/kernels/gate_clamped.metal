@@ -1,7 +1,7 @@
 // out = g * sigmoid(factor * g) * (u + 1), g = min(gate, limit), u = max(-limit, min(up, limit)).
 //
-// Buffers: 0 ElementArguments, 1 step, 2 gate (rows, cols), 3 up (rows, cols), 4 out (rows, cols; may be gate or up).
-// Grid: ceil(rows * cols / 256) threadgroups of 256. Moves 12 bytes an element.
+// Buffers: 0 ElementArguments, 1 step, 2 gate (rows, cols), 3 up (rows, cols), 4 out (rows, cols;
+// may be gate or up). Grid: ceil(rows * cols / 256) threadgroups of 256. Moves 12 bytes an element.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

@@ -1,15 +1,18 @@
-// gated_delta_<rows>, gated_delta_chunks_<rows>: the gated delta rule. At each position S = diag(exp(rate * step)) S;
-// S += k (beta (v - S^T k))^T; out = scale * S^T q. Contract: scan.h; x is v.
+// gated_delta_<rows>, gated_delta_chunks_<rows>: the gated delta rule. At each position S =
+// diag(exp(rate * step)) S; S += k (beta (v - S^T k))^T; out = scale * S^T q. Contract: scan.h; x
+// is v.
 //
-// Further buffers: 10 beta (n, n_heads). Constants: FC_STEP_PER_ROW (not of chunks), FC_TILED (head h has the keys of
-// h % n_shared, otherwise of h / (n_heads / n_shared)).
-// Moves S twice for a span; k, q, v, step, beta and out once for a position and a column of threadgroups.
+// Further buffers: 10 beta (n, n_heads). Constants: FC_STEP_PER_ROW (not of chunks), FC_TILED (head
+// h has the keys of h % n_shared, otherwise of h / (n_heads / n_shared)).
+// Moves S twice for a span; k, q, v, step, beta and out once for a position and a column of
+// threadgroups.
 //
-// With FC_STEP_PER_ROW, A[t][s] of scan_chunks.h is the sum over i of q[t][i] k[s][i] exp(L[t][i] - L[s][i]), which is not a
-// product of matrices: exp(L[t][i]) exp(-L[s][i]) leaves the range of f32 as soon as a row decays by e^-88 in a chunk. Between
-// two blocks of eight positions a factor to each side of the boundary would do, but within the blocks there are 36 pairs, so
-// that 16 positions of 128 rows take 9,216 exponentials beside 4,096 of the factors, where one by one they take 2,048. Such
-// heads are gone through one by one.
+// With FC_STEP_PER_ROW, A[t][s] of scan_chunks.h is the sum over i of q[t][i] k[s][i] exp(L[t][i] -
+// L[s][i]), which is not a product of matrices: exp(L[t][i]) exp(-L[s][i]) leaves the range of f32
+// as soon as a row decays by e^-88 in a chunk. Between two blocks of eight positions a factor to
+// each side of the boundary would do, but within the blocks there are 36 pairs, so that 16
+// positions of 128 rows take 9,216 exponentials beside 4,096 of the factors, where one by one they
+// take 2,048. Such heads are gone through one by one.
 #include <metal_stdlib>
 using namespace metal;
 #include "instantiate.h"

@@ -1,4 +1,5 @@
-// How a branch joins the residual stream after norms of its own: what join.metal and linear/joined.h do with a row.
+// How a branch joins the residual stream after norms of its own: what join.metal and
+// linear/joined.h do with a row.
 //
 //     sum = factor * (residual + rms_norm(y) * weight), without JOIN_NORM factor * (residual + y)
 //     y = x, with JOIN_PAIR rms_norm(x) * first_weight + rms_norm(o) * other_weight, with JOIN_PARTS alone, and no JOIN_NORM, o
@@ -50,8 +51,9 @@ static inline float join_other(JoinRow from, constant JoinArguments & a, uint i)
     return o;
 }
 
-// Leaves the sum in `row`, where a thread reads only what it wrote itself. With JOIN_NORMS the result is the sum of the row's squares,
-// the same in every thread. `scratch` has a float for each simdgroup. Every thread of the threadgroup calls it.
+// Leaves the sum in `row`, where a thread reads only what it wrote itself. With JOIN_NORMS the
+// result is the sum of the row's squares, the same in every thread. `scratch` has a float for each
+// simdgroup. Every thread of the threadgroup calls it.
 template<class P>
 static inline float join_row(P row, JoinRow from, constant JoinArguments & a, threadgroup float * scratch, JoinThread at) {
     if (JOIN_PAIR) {

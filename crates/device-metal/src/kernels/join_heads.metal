@@ -1,7 +1,8 @@
 // Heads put together: those of out are those of a, each with that of b after it.
 //
-// Buffers: 0 ElementArguments, 1 step, 2 a (rows, n_heads * taken), 3 b (rows, n_heads * (group - taken)),
-// 4 out (rows, n_heads * group). Grid: ceil(rows * columns of out / 256) threadgroups of 256. Moves 8 bytes an element.
+// Buffers: 0 ElementArguments, 1 step, 2 a (rows, n_heads * taken), 3 b (rows, n_heads * (group -
+// taken)), 4 out (rows, n_heads * group). Grid: ceil(rows * columns of out / 256) threadgroups
+// of 256. Moves 8 bytes an element.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

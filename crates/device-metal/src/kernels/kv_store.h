@@ -1,4 +1,5 @@
-// Storing vectors of heads in KV pages: page, layer, keys then values, head, position, as device::KvLayout lays them out.
+// Storing vectors of heads in KV pages: page, layer, keys then values, head, position, as
+// device::KvLayout lays them out.
 #pragma once
 #include "arguments.h"
 #include "step.h"
@@ -25,8 +26,9 @@ static inline uint vector_offset(uint kind, constant PagesArguments &pages, uint
     return pages.layer_offset + vector * vector_bytes(kind, pages.head_dim);
 }
 
-// Store one value of a vector. Every lane of a SIMD-group must call it, with neighbouring columns; `inside` says whether
-// the lane has one. Q8_0: a block is the 32 columns of one call, d its largest magnitude / 127 rounded to half.
+// Store one value of a vector. Every lane of a SIMD-group must call it, with neighbouring columns;
+// `inside` says whether the lane has one. Q8_0: a block is the 32 columns of one call, d its
+// largest magnitude / 127 rounded to half.
 static inline void store_column(uint kind, device uchar *vector, uint column, uint lane, bool inside, float value) {
     if (kind == KV_F32) {
         if (inside) ((device float *) vector)[column] = value;

@@ -1,7 +1,7 @@
 // out[:, j] = j.
 //
-// Buffers: 0 ElementArguments (cols: k), 1 step, 2 out (rows, k). Grid: ceil(rows * k / 256) threadgroups of 256.
-// Moves 4 bytes an element.
+// Buffers: 0 ElementArguments (cols: k), 1 step, 2 out (rows, k). Grid: ceil(rows * k / 256)
+// threadgroups of 256. Moves 4 bytes an element.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

@@ -1,11 +1,12 @@
-// out[i] is made of all rows of the span that holds row outputs[i]: their mean, the first, or the last.
+// out[i] is made of all rows of the span that holds row outputs[i]: their mean, the first, or the
+// last.
 //
-// A thread makes one column of one output; the mean is summed row after row with Kahan's compensation, so that it does not
-// lose to the interpreter's sums in double precision.
+// A thread makes one column of one output; the mean is summed row after row with Kahan's
+// compensation, so that it does not lose to the interpreter's sums in double precision.
 //
-// Buffers: 0 ElementArguments (per_token 0), 1 step, 2 x (tokens, cols), 3 out (outputs, cols), 4 outputs (n_outputs),
-// 5 row_spans (tokens), 6 spans. Constants: FC_POOLING. Grid: ceil(outputs * cols / 256) threadgroups of 256.
-// Moves 4 bytes for each element of the span and each of out.
+// Buffers: 0 ElementArguments (per_token 0), 1 step, 2 x (tokens, cols), 3 out (outputs, cols), 4
+// outputs (n_outputs), 5 row_spans (tokens), 6 spans. Constants: FC_POOLING. Grid: ceil(outputs *
+// cols / 256) threadgroups of 256. Moves 4 bytes for each element of the span and each of out.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

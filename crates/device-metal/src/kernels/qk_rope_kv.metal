@@ -1,16 +1,20 @@
-// Norm and Rope of the heads of q and k, and the KV write of k and v, for many rows; or norm and Rope of q alone.
+// Norm and Rope of the heads of q and k, and the KV write of k and v, for many rows; or norm and
+// Rope of q alone.
 //
-// A SIMD-group makes one head of one row: query heads first, then key heads, then value heads. The head stands in
-// threadgroup memory between norm, turn and store. Sum of squares: each lane every 32nd column, then simd_sum; with FC_WHOLE_ROWS
-// each head's SIMD-group adds all heads of q, or of k.
+// A SIMD-group makes one head of one row: query heads first, then key heads, then value heads. The
+// head stands in threadgroup memory between norm, turn and store. Sum of squares: each lane every
+// 32nd column, then simd_sum; with FC_WHOLE_ROWS each head's SIMD-group adds all heads of q, or of
+// k.
 //
-// Buffers: 0 QkRopeKvArguments, 1 step, 2 q (tokens, q.n_heads * head_dim), 3 k (tokens, n_kv_heads * head_dim), 4 v (the
-// same), 5 q_out (as q; may be q), 6 positions (tokens), 7 row_spans (tokens), 8 page_tables,
-// 10 norm weight of q (head_dim, or of all heads), 11 of k, 12 frequencies of q, 13 of k, 14 k_out (as k; as q_out),
-// 15 the layer's bias of keys (key_bias.h). What the constants
-// leave out may be bound to anything. Constants: FC_KV_TYPE, FC_Q_NORM, FC_K_NORM, FC_Q_WEIGHT, FC_K_WEIGHT, FC_Q_ROPE,
-// FC_K_ROPE, FC_K_OUT, FC_V_NORM, FC_WHOLE_ROWS, FC_KEY_BIAS. Threadgroup memory: 0 head_dim floats, rounded up to 16 bytes.
-// Grid: (q.n_heads + 2 * n_kv_heads, or where values are keys q.n_heads + n_kv_heads, or q.n_heads alone; tokens) threadgroups of 32.
+// Buffers: 0 QkRopeKvArguments, 1 step, 2 q (tokens, q.n_heads * head_dim), 3 k (tokens,
+// n_kv_heads * head_dim), 4 v (the same), 5 q_out (as q; may be q), 6 positions (tokens), 7
+// row_spans (tokens), 8 page_tables, 10 norm weight of q (head_dim, or of all heads), 11 of k, 12
+// frequencies of q, 13 of k, 14 k_out (as k; as q_out), 15 the layer's bias of keys (key_bias.h).
+// What the constants leave out may be bound to anything. Constants: FC_KV_TYPE, FC_Q_NORM,
+// FC_K_NORM, FC_Q_WEIGHT, FC_K_WEIGHT, FC_Q_ROPE, FC_K_ROPE, FC_K_OUT, FC_V_NORM, FC_WHOLE_ROWS,
+// FC_KEY_BIAS. Threadgroup memory: 0 head_dim floats, rounded up to 16 bytes. Grid: (q.n_heads +
+// 2 * n_kv_heads, or where values are keys q.n_heads + n_kv_heads, or q.n_heads alone; tokens)
+// threadgroups of 32.
 #include <metal_stdlib>
 using namespace metal;
 #include "constants.h"

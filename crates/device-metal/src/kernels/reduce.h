@@ -1,7 +1,8 @@
 // Sums and maxima over a threadgroup. Every thread of it must call them, and gets the result.
 #pragma once
 
-// `scratch` has a float for each SIMD-group. Order: within a SIMD-group as simd_sum adds, then SIMD-group by SIMD-group.
+// `scratch` has a float for each SIMD-group. Order: within a SIMD-group as simd_sum adds, then
+// SIMD-group by SIMD-group.
 static inline float threadgroup_sum(float value, threadgroup float *scratch, uint simdgroup, uint lane, uint n_simdgroups) {
     value = simd_sum(value);
     if (n_simdgroups == 1) return value;

@@ -2,9 +2,9 @@
 //
 // A thread makes one pair of one head of one row, or two columns of the rest.
 //
-// Buffers: 0 RopeArguments, 1 step, 2 x (tokens, n_heads * head_dim), 3 out (the same; may be x), 4 positions (tokens),
-// 5 frequencies (n_dims / 2). Constants: FC_ROPE (1 or 2). Grid: ceil(tokens * n_heads * ceil(head_dim / 2) / 256)
-// threadgroups of 256. Moves 8 bytes an element.
+// Buffers: 0 RopeArguments, 1 step, 2 x (tokens, n_heads * head_dim), 3 out (the same; may be x), 4
+// positions (tokens), 5 frequencies (n_dims / 2). Constants: FC_ROPE (1 or 2). Grid: ceil(tokens *
+// n_heads * ceil(head_dim / 2) / 256) threadgroups of 256. Moves 8 bytes an element.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

@@ -1,14 +1,17 @@
-// Which k experts run a row, and how much each counts, by a SIMD-group: what route.metal and expert_groups.metal do with a row.
+// Which k experts run a row, and how much each counts, by a SIMD-group: what route.metal and
+// expert_groups.metal do with a row.
 //
 //   scores   a softmax over the row's columns, or with FC_SIGMOID a sigmoid of each
-//   sizes    what experts are chosen by: the logits, or with FC_HAS_BIAS or FC_GROUPS the scores and the biases. With FC_GROUPS only
+//   sizes what experts are chosen by: the logits, or with FC_HAS_BIAS or FC_GROUPS the scores and
+//   the biases. With FC_GROUPS only
 //            experts of the n_used groups whose n_best largest sizes have the largest sums are chosen; the others' sizes are -infinity
 //   weights  scores of the chosen, with FC_NORMALISE divided by their sum, times the factors
 //
 // The largest is found k times, each time among those after the one found before (smaller, or
-// equal with a higher id), so nothing is marked and equals come in the order of their ids. Sizes are computed anew each time. A size
-// that is NaN counts as -infinity. Sums of exponentials: each lane every 32nd column, then simd_sum; of the chosen ones: in their order;
-// of a group's sizes: the largest first, by the group's lane.
+// equal with a higher id), so nothing is marked and equals come in the order of their ids. Sizes
+// are computed anew each time. A size that is NaN counts as -infinity. Sums of exponentials: each
+// lane every 32nd column, then simd_sum; of the chosen ones: in their order; of a group's sizes:
+// the largest first, by the group's lane.
 #pragma once
 #include "arguments.h"
 #include "constants.h"

@@ -1,5 +1,5 @@
-// Heads whose states are matrices S (rows, cols), carried along the positions of a span: what gated_delta.metal and
-// selective_scan.metal share.
+// Heads whose states are matrices S (rows, cols), carried along the positions of a span: what
+// gated_delta.metal and selective_scan.metal share.
 //
 // Host contract
 //   buffers  0 ScanArguments    1 Step    2 spans
@@ -8,10 +8,12 @@
 //            9 out (n, n_heads * cols); x, keys, queries multiples of 16 bytes
 //   threads  32 * S, S at most 8
 //   grid     (ceil(cols / (8 * S)), n_heads, n_spans)
-//   kernels  for up to 64, 128 and 256 rows; with `_chunks` in their names those of scan_chunks.h, for steps of many rows
+//   kernels for up to 64, 128 and 256 rows; with `_chunks` in their names those of scan_chunks.h,
+//   for steps of many rows
 //
-// Position by position: a SIMD-group has eight neighbouring columns of S, from the first position of a span to the last. Four lanes share a column: each
-// has four neighbouring rows of every 16, in registers. So a state is read and written once for a span, and a column's sum takes two
+// Position by position: a SIMD-group has eight neighbouring columns of S, from the first position
+// of a span to the last. Four lanes share a column: each has four neighbouring rows of every 16, in
+// registers. So a state is read and written once for a span, and a column's sum takes two
 // exchanges. What heads share is read by each SIMD-group, from caches.
 //
 // Sums over rows: each lane its rows in order, then lanes 8 apart, then 16 apart.
@@ -71,7 +73,8 @@ static inline ScanLane scan_lane(constant ScanArguments &args, uint3 place, usho
     return mine;
 }
 
-// Four neighbouring numbers of a vector of `n`, 0 after its end. The vector lies at a multiple of 16 bytes if `n` is one of 4.
+// Four neighbouring numbers of a vector of `n`, 0 after its end. The vector lies at a multiple of
+// 16 bytes if `n` is one of 4.
 static inline float4 scan_four(device const float *vector, uint i, uint n) {
     if (n % 4 == 0 && i < n) return *(device const float4 *) (vector + i);
     float4 four = float4(0.0f);

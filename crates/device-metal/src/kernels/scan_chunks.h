@@ -1,23 +1,26 @@
-// The scans of scan.h by 16 positions at a time, as matrix products. For a head, S the state before the chunk, L[t] the sum of
-// rate * step up to t in the chunk, and n its positions:
+// The scans of scan.h by 16 positions at a time, as matrix products. For a head, S the state before
+// the chunk, L[t] the sum of rate * step up to t in the chunk, and n its positions:
 //
 //     A[t][s] = scale * exp(L[t] - L[s]) q[t].k[s] for s <= t        T[t][s] = -beta[t] exp(L[t] - L[s]) k[t].k[s] for s < t
 //     U       solves (1 - T) U = beta * (V - exp(L) K S) in the delta rule; step * X in the selective scan
 //     out     = scale * exp(L) Q S + A U + skip * X
 //     S       = exp(L[n-1]) S + K^T (exp(L[n-1] - L) U)
 //
-// (Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024; Dao and Gu, "Transformers are SSMs", 2024.) No
-// exponent is positive, so nothing overflows. All operands are floats.
+// (Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024; Dao and Gu,
+// "Transformers are SSMs", 2024.) No exponent is positive, so nothing overflows. All operands are
+// floats.
 //
-// The contract is scan.h's. A SIMD-group has eight columns of S, as matrices in its registers, from the first position of a span
-// to the last, and the same columns of U and of the output. What columns share goes through threadgroup memory: K, Q by at most
-// 128 columns, and 8 x 8 blocks of A and T, each computed by one SIMD-group. The system is solved by blocks: for a block t on the
+// The contract is scan.h's. A SIMD-group has eight columns of S, as matrices in its registers, from
+// the first position of a span to the last, and the same columns of U and of the output. What
+// columns share goes through threadgroup memory: K, Q by at most 128 columns, and 8 x 8 blocks of A
+// and T, each computed by one SIMD-group. The system is solved by blocks: for a block t on the
 // diagonal of T, the inverse of 1 - t is (1 + t^4)(1 + t^2)(1 + t), since t^8 = 0.
 //
-// Sums: rows of S ascending by 8, then positions ascending by 8; within 8 as the matrix unit does it. Logarithms of decays in the
-// order of simd_prefix_inclusive_sum.
+// Sums: rows of S ascending by 8, then positions ascending by 8; within 8 as the matrix unit does
+// it. Logarithms of decays in the order of simd_prefix_inclusive_sum.
 //
-// Spans of fewer than args.least_chunk rows are computed position by position, as a chunk costs the same however full it is.
+// Spans of fewer than args.least_chunk rows are computed position by position, as a chunk costs the
+// same however full it is.
 #pragma once
 #include "scan.h"
 
@@ -26,8 +29,8 @@
 // SIMD-groups of a threadgroup, at most.
 #define SCAN_CHUNK_SIMDGROUPS 8
 
-// Floats from one row of K to the next, and of Q, of which min(16 N, 128) columns are there at once. The eight rows of a matrix lie
-// in different banks.
+// Floats from one row of K to the next, and of Q, of which min(16 N, 128) columns are there at
+// once. The eight rows of a matrix lie in different banks.
 #define SCAN_KEY_STRIDE(N) (16 * (N) + 4)
 #define SCAN_QUERY_STRIDE(N) (16 * ((N) < 8 ? (N) : 8) + 4)
 
@@ -54,7 +57,8 @@
     (threadgroup float *) key_memory, (threadgroup float *) query_memory, block_memory, number_memory, \
         strip_memory + sg * (SCAN_CHUNK * SCAN_COLUMNS)
 
-// Columns first .. first + 4 fours of n vectors that lie `apart` floats from each other, zeros after the end of each and of all.
+// Columns first .. first + 4 fours of n vectors that lie `apart` floats from each other, zeros
+// after the end of each and of all.
 static inline void scan_stage(threadgroup float *to, ushort stride, device const float *from, ulong apart, uint n, uint first,
                               uint fours, uint cols, uint tid, uint n_threads) {
     for (uint i = tid; i < SCAN_CHUNK * fours; i += n_threads) {
@@ -65,7 +69,8 @@ static inline void scan_stage(threadgroup float *to, ushort stride, device const
     }
 }
 
-// Eight rows of `a` times eight of `b`, so many eights of columns, into a block, or with `more` added to it.
+// Eight rows of `a` times eight of `b`, so many eights of columns, into a block, or with `more`
+// added to it.
 static inline void scan_block(threadgroup float *block, threadgroup const float *a, ushort a_stride, threadgroup const float *b,
                               ushort b_stride, uint eights, bool more) {
     simdgroup_float8x8 sum = make_filled_simdgroup_matrix<float, 8>(0.0f);
@@ -167,7 +172,8 @@ static inline void scan_chunks(constant ScanArguments &args, ScanBuffers b, devi
                 size = b.steps[at];
                 if (DELTA) beta = b.other[at];
             }
-            // exp of less is 0 all the same; the sums of later positions stay fine, and -inf - -inf is NaN.
+            // exp of less is 0 all the same; the sums of later positions stay fine, and -inf - -inf
+            // is NaN.
             const float log = simd_prefix_inclusive_sum(max(rate * size, -110.0f));
             const float last = simd_broadcast(log, ushort(SCAN_CHUNK - 1));
             if (lane < SCAN_CHUNK) {

@@ -1,7 +1,8 @@
 // out[i] = x[outputs[i]]: from rows of tokens to rows of outputs.
 //
-// Buffers: 0 ElementArguments (per_token 0), 1 step, 2 x (tokens, cols), 3 outputs (n_outputs), 4 out (outputs, cols).
-// Grid: ceil(outputs * cols / 256) threadgroups of 256. Moves 8 bytes an element.
+// Buffers: 0 ElementArguments (per_token 0), 1 step, 2 x (tokens, cols), 3 outputs (n_outputs), 4
+// out (outputs, cols). Grid: ceil(outputs * cols / 256) threadgroups of 256. Moves 8 bytes an
+// element.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

@@ -1,8 +1,10 @@
-// selective_scan_<rows>, selective_scan_chunks_<rows>: the selective scan with one decay for each head. At each position
-// S = exp(rate * step) S + b (step * x)^T; out = S^T c + skip * x. Contract: scan.h; keys are b, queries c.
+// selective_scan_<rows>, selective_scan_chunks_<rows>: the selective scan with one decay for each
+// head. At each position S = exp(rate * step) S + b (step * x)^T; out = S^T c + skip * x. Contract:
+// scan.h; keys are b, queries c.
 //
-// Further buffers: 10 skip (n_heads). Without it anything may be bound there. Constants: FC_HAS_WEIGHT (skip).
-// Moves S twice for a span; b, c, x, step and out once for a position and a column of threadgroups.
+// Further buffers: 10 skip (n_heads). Without it anything may be bound there. Constants:
+// FC_HAS_WEIGHT (skip). Moves S twice for a span; b, c, x, step and out once for a position and a
+// column of threadgroups.
 #include <metal_stdlib>
 using namespace metal;
 #include "instantiate.h"

@@ -1,4 +1,5 @@
-// self_attention_<D>: each row over rows of its own span, those after it included, nothing cached. Contract: attention/prefill.h.
+// self_attention_<D>: each row over rows of its own span, those after it included, nothing cached.
+// Contract: attention/prefill.h.
 #include <metal_stdlib>
 using namespace metal;
 #include "attention/prefill.h"

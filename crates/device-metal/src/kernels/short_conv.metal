@@ -1,13 +1,16 @@
 // A causal convolution along the positions of each sequence, column by column:
-// out[t][c] = bias[c] + sum over j of weight[c][j] * x[t + 1 - size + j][c]. The size - 1 rows before a span are the sequence's state
-// (zeros where it begins), and the last ones up to the span's end become its new state, the oldest first.
+// out[t][c] = bias[c] + sum over j of weight[c][j] * x[t + 1 - size + j][c]. The size - 1 rows
+// before a span are the sequence's state (zeros where it begins), and the last ones up to the
+// span's end become its new state, the oldest first.
 //
-// A thread makes one element, and stores it in the state if it is one of the last. Sums: the bias first, then in the order of j.
+// A thread makes one element, and stores it in the state if it is one of the last. Sums: the bias
+// first, then in the order of j.
 //
-// Buffers: 0 ShortConvArguments, 1 step, 2 x (tokens, cols), 3 out (the same), 4 row_spans (tokens), 5 spans,
-// 6 weight (cols, size), 7 bias (cols), 8 the layer's part of state 0 (size - 1, cols). Without a bias anything may be bound there.
-// Constants: FC_HAS_BIAS. Grid: ceil(tokens * cols / 256) threadgroups of 256.
-// Moves 8 bytes an element, and the weights; a row of x is read `size` times, from caches.
+// Buffers: 0 ShortConvArguments, 1 step, 2 x (tokens, cols), 3 out (the same), 4 row_spans
+// (tokens), 5 spans, 6 weight (cols, size), 7 bias (cols), 8 the layer's part of state 0 (size - 1,
+// cols). Without a bias anything may be bound there. Constants: FC_HAS_BIAS. Grid: ceil(tokens *
+// cols / 256) threadgroups of 256. Moves 8 bytes an element, and the weights; a row of x is read
+// `size` times, from caches.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"
@@ -46,7 +49,8 @@ kernel void short_conv(
         sum = fma(weight[column * args.size + j], value, sum);
     }
     out[i] = sum;
-    // The new state is that of the rows span.n_rows to span.n_rows + before - 1. A state that is read is never one that is written.
+    // The new state is that of the rows span.n_rows to span.n_rows + before - 1. A state that is
+    // read is never one that is written.
     if (own + before >= span.n_rows) to[(own + before - span.n_rows) * args.cols] = rows[ulong(own) * args.cols];
     if (own > 0) return;
     for (uint at = span.n_rows; at < before; at++) to[(at - span.n_rows) * args.cols] = begins ? 0.0f : from[at * args.cols];

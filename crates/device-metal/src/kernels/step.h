@@ -1,10 +1,11 @@
-// What a step is, as kernels see it: the parts of its region of the step buffer, which the host writes before it submits the
-// step.
+// What a step is, as kernels see it: the parts of its region of the step buffer, which the host
+// writes before it submits the step.
 #pragma once
 
 #include "step_parts.h"
 
-// The id of a token. A link to an output that chose nothing gives token 0: its step runs, and the host discards it.
+// The id of a token. A link to an output that chose nothing gives token 0: its step runs, and the
+// host discards it.
 static inline uint token_of(uint token, device const uint *chosen) {
     if ((token & LINKED) == 0) return token;
     const uint id = chosen[token & ~LINKED];

@@ -1,9 +1,9 @@
 // The windows of a convolution along the rows of each span (im2col):
 // out[i][c * size + j] = x[stride * i + j - (size - 1) / 2][c], 0 outside the span.
 //
-// Buffers: 0 UnfoldArguments, 1 step, 2 x (tokens * per_token * stride, cols), 3 out (tokens * per_token, cols * size),
-// 4 row_spans (tokens), 5 spans. Grid: ceil(rows * cols * size / 256) threadgroups of 256.
-// Moves 8 bytes an element of out.
+// Buffers: 0 UnfoldArguments, 1 step, 2 x (tokens * per_token * stride, cols), 3 out (tokens *
+// per_token, cols * size), 4 row_spans (tokens), 5 spans. Grid: ceil(rows * cols * size / 256)
+// threadgroups of 256. Moves 8 bytes an element of out.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

@@ -176,8 +176,8 @@ fn steps(plan: &Plan, limits: &Limits, n: usize) -> (OwnedStep, Vec<OwnedStep>) 
     (prompt, (0..N_STEPS).map(|_| sequences.step(&rows)).collect())
 }
 
-/// A step with what is wanted of each output, the tokens that are known to have penalties, and those
-/// that are not known yet.
+/// A step with what is wanted of each output, the tokens that are known to have penalties, and
+/// those that are not known yet.
 fn with_wants<'a>(
     step: &OwnedStep,
     of: impl Fn(usize) -> (Want, &'a Vec<u32>, &'a [OutputRef]),

@@ -52,7 +52,8 @@ pub fn check_case<G: MetalGpu>(device: &MetalDevice<G>, case: &Case) -> std::res
     Ok(())
 }
 
-/// Each variant, then each row by itself, and whether the case agrees so; up to the first that does.
+/// Each variant, then each row by itself, and whether the case agrees so; up to the first that
+/// does.
 pub fn bisect<G: MetalGpu>(
     case: &Case,
     profile: &Profile,

@@ -1,5 +1,5 @@
-//! Numbers that say how a compiler and a GPU calculate (`kernels/probes.metal`), with the bits that are
-//! expected of them.
+//! Numbers that say how a compiler and a GPU calculate (`kernels/probes.metal`), with the bits that
+//! are expected of them.
 
 use crate::arguments::PeakArguments;
 use crate::gpu::{Buffer, Dispatch, Encoder, Memory, MetalGpu, Request, Window};
@@ -28,8 +28,8 @@ impl Probed {
     }
 }
 
-/// The inputs: a third, the least normal number, the bits of a subnormal half, infinity, one, and the
-/// square of the first as it is rounded.
+/// The inputs: a third, the least normal number, the bits of a subnormal half, infinity, one, and
+/// the square of the first as it is rounded.
 fn inputs() -> [f32; 16] {
     let third = 1.0f32 / 3.0;
     let mut inputs = [0.0; 16];

@@ -1,5 +1,6 @@
-//! Timings: many repetitions in one command buffer, over matrices that no cache holds; what dispatches,
-//! barriers and command buffers cost; steps of a whole model; and a search over the fields of a profile.
+//! Timings: many repetitions in one command buffer, over matrices that no cache holds; what
+//! dispatches, barriers and command buffers cost; steps of a whole model; and a search over the
+//! fields of a profile.
 
 use super::{model_of, product};
 use crate::arguments::PeakArguments;
@@ -68,7 +69,8 @@ impl Effort {
     }
 }
 
-/// A product of rows with weights of so many columns: its seconds for one repetition, and the bytes of weights that it reads.
+/// A product of rows with weights of so many columns: its seconds for one repetition, and the bytes
+/// of weights that it reads.
 ///
 /// # Errors
 /// The device refused or failed.
@@ -101,9 +103,9 @@ pub fn time_product<G: MetalGpu>(
     Ok((seconds, commands[index].weight_bytes))
 }
 
-/// Seconds of a dispatch that does next to nothing: without a barrier, with one, in a command buffer of its own that follows
-/// the one before as steps in flight do (by tracked hazards or a fence, as `--metal-encoder` says), and in one that is
-/// waited for.
+/// Seconds of a dispatch that does next to nothing: without a barrier, with one, in a command
+/// buffer of its own that follows the one before as steps in flight do (by tracked hazards or a
+/// fence, as `--metal-encoder` says), and in one that is waited for.
 ///
 /// # Errors
 /// The device refused or failed.
@@ -378,8 +380,9 @@ const FIELDS: [Field; 14] = [
     ("scan_rows", Judge::Scan, |p| with(p, &[12, usize::MAX], |p, n| p.scan_rows = n)),
 ];
 
-/// Search over the fields of a profile, each judged by the steps that it matters to. `tell` hears of each that was tried, with
-/// its tokens or rows per second; false ends the search. The best profile, and its tokens per second.
+/// Search over the fields of a profile, each judged by the steps that it matters to. `tell` hears
+/// of each that was tried, with its tokens or rows per second; false ends the search. The best
+/// profile, and its tokens per second.
 ///
 /// # Errors
 /// The device failed with the profile that it began with.

@@ -1,4 +1,5 @@
-//! A GPU that runs nothing: it counts what it is told, and takes the host's memory. For tests of tables.
+//! A GPU that runs nothing: it counts what it is told, and takes the host's memory. For tests of
+//! tables.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use device::{Error, Result};

@@ -1,5 +1,5 @@
-//! The attention kernels, through the emulator, against plain Rust in f64. Here stands what they share: the shapes, the cache of
-//! scattered pages, and the reference.
+//! The attention kernels, through the emulator, against plain Rust in f64. Here stands what they
+//! share: the shapes, the cache of scattered pages, and the reference.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -101,7 +101,8 @@ impl Shape {
         self.n_stored() * self.page_len * self.kv.vector_bytes(self.head_dim)
     }
 
-    /// Another layer stands before this one in a page, and another group before this one in the tables.
+    /// Another layer stands before this one in a page, and another group before this one in the
+    /// tables.
     fn page_bytes(&self) -> usize {
         2 * self.layer_offset()
     }
@@ -173,7 +174,8 @@ struct Cache {
 }
 
 impl Cache {
-    /// Random keys and values of the first `lengths[s]` positions of each sequence, room for one more.
+    /// Random keys and values of the first `lengths[s]` positions of each sequence, room for one
+    /// more.
     fn new(rng: &mut Rng, shape: Shape, lengths: &[usize]) -> Cache {
         let pages_per_table = lengths.iter().max().unwrap() / shape.page_len + 2;
         let n_pages: usize = lengths.iter().map(|n| n / shape.page_len + 1).sum();

@@ -6,7 +6,8 @@ use super::*;
 fn prefill_of_several_spans() {
     let mut rng = Rng::new(3);
     for shape in shapes() {
-        // (rows, position of the first): a whole sequence, one that goes on, one row, and one that crosses tiles.
+        // (rows, position of the first): a whole sequence, one that goes on, one row, and one that
+        // crosses tiles.
         let spans = [(7, 0), (9, 40), (1, 17), (12, 3)];
         let cache = Cache::new(&mut rng, shape, &spans.map(|(n, first)| n + first));
         let (d, group) = (shape.head_dim, shape.n_heads / shape.n_kv_heads);

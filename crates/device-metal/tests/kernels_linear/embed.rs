@@ -27,7 +27,8 @@ fn embed_decodes_rows_of_every_type() {
             let row = &values[*token as usize * n_in..][..n_in];
             let most = row.iter().fold(0.0f32, |m, v| m.max(v.abs()));
             for (i, (out, value)) in out.iter().zip(row).enumerate() {
-                // The factors of a value are multiplied in another order, and perhaps fused with the offset.
+                // The factors of a value are multiplied in another order, and perhaps fused with
+                // the offset.
                 assert!(
                     (out - 2.5 * value).abs() <= 1e-6 * most,
                     "{name} column {i}: {out}, expected {}",

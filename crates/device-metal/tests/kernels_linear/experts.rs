@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A stack of experts in one buffer, in an order of its own: the buffer, and bytes to codes, scales and offsets of each.
+/// A stack of experts in one buffer, in an order of its own: the buffer, and bytes to codes, scales
+/// and offsets of each.
 pub(super) fn stack(experts: &[Weight]) -> (Vec<u8>, Vec<u8>) {
     let (mut bytes, mut places) = (vec![0; 64], vec![[0u64; 3]; experts.len()]);
     let mut put = |data: &[u8]| {
@@ -34,7 +35,8 @@ pub(super) fn expert_arguments(
     words
 }
 
-/// The weighed sum of the experts of one row, and a dense product of another width that has nothing to do with it.
+/// The weighed sum of the experts of one row, and a dense product of another width that has nothing
+/// to do with it.
 #[test]
 fn a_dense_product_beside_the_experts() {
     let mut rng = Rng::new(18);
@@ -81,7 +83,8 @@ fn beside(w: &Weight) -> [u32; 4] {
     [n_in, w.block.row_bytes(n_in), w.block.row_scale_bytes(n_in), w.n_rows()].map(|n| n as u32)
 }
 
-/// The chosen experts of one row, and a wider one that every row goes through: gates and ups after the same norm.
+/// The chosen experts of one row, and a wider one that every row goes through: gates and ups after
+/// the same norm.
 #[test]
 fn a_dense_gate_beside_those_of_the_experts() {
     let mut rng = Rng::new(26);
@@ -95,7 +98,8 @@ fn a_dense_gate_beside_those_of_the_experts() {
         let (x, norm) = (normal(&mut rng, n_in), normal(&mut rng, n_in));
         let mut words = expert_arguments(block, n_in, n_out, n_experts, k);
         words[16..].copy_from_slice(&beside(&gate));
-        // 4 blocks of the experts' rows fill a threadgroup of 2 SIMD-groups twice, the dense ones' 14 seven times.
+        // 4 blocks of the experts' rows fill a threadgroup of 2 SIMD-groups twice, the dense ones'
+        // 14 seven times.
         let launch = launch(file, format!("expert_linear_{name}_gemv"), block, n_in)
             .flag(NORM, true)
             .flag(GATE, true)
@@ -192,7 +196,8 @@ fn experts_one_row_at_a_time() {
     }
 }
 
-/// In one dispatch what route and expert_groups do one after the other, whatever slices of rows a thread has.
+/// In one dispatch what route and expert_groups do one after the other, whatever slices of rows a
+/// thread has.
 #[test]
 fn experts_are_chosen_and_ordered_in_one() {
     let mut rng = Rng::new(19);

@@ -1,4 +1,5 @@
-//! A product that first makes its row: what a branch adds to the residual stream after norms of its own.
+//! A product that first makes its row: what a branch adds to the residual stream after norms of its
+//! own.
 
 use super::*;
 
@@ -159,7 +160,8 @@ fn a_product_makes_the_row_that_a_branch_joins() {
     }
 }
 
-/// Gate and up; three weights, the last of another type; the largest of a bounded output, of equals the first.
+/// Gate and up; three weights, the last of another type; the largest of a bounded output, of equals
+/// the first.
 #[test]
 fn a_row_that_was_made_has_every_tail() {
     let mut rng = Rng::new(22);
@@ -226,7 +228,8 @@ fn a_row_that_was_made_has_every_tail() {
     }
 }
 
-/// What a perfect cache reads: the weight once, the branch, its norms and the residual once; nothing is written but sum and row.
+/// What a perfect cache reads: the weight once, the branch, its norms and the residual once;
+/// nothing is written but sum and row.
 #[test]
 fn a_row_that_was_made_is_read_once() {
     let mut rng = Rng::new(23);

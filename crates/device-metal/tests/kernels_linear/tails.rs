@@ -1,4 +1,5 @@
-//! What follows a product in its own dispatch, of few rows and of tiles: gate, residual, softcap, the largest output.
+//! What follows a product in its own dispatch, of few rows and of tiles: gate, residual, softcap,
+//! the largest output.
 
 use super::*;
 

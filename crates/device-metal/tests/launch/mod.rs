@@ -1,4 +1,5 @@
-//! Kernels of `src/kernels`, run by the emulator with what their contracts bind, in several orders of lanes.
+//! Kernels of `src/kernels`, run by the emulator with what their contracts bind, in several orders
+//! of lanes.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, dead_code)]
 
@@ -115,7 +116,8 @@ impl Launch {
         self
     }
 
-    /// Run it forward, in reverse and in a random order: every buffer must come out with the same bits.
+    /// Run it forward, in reverse and in a random order: every buffer must come out with the same
+    /// bits.
     pub fn run(&self) -> Outcome {
         let library = library(self.file, Way::Checked);
         let forward = self.run_once(&library, LaneOrder::Forward);
@@ -133,7 +135,8 @@ impl Launch {
         forward
     }
 
-    /// Run it once, with bytes counted, as a function of a source of the test's own: fewer kernels compile sooner.
+    /// Run it once, with bytes counted, as a function of a source of the test's own: fewer kernels
+    /// compile sooner.
     pub fn count(&self, source: &str) -> Counters {
         self.run_own(Way::Counting, source).counters
     }
@@ -170,7 +173,8 @@ impl Launch {
             (*index, Buffer::from_bytes(&whole).unwrap())
         };
         let buffers: BTreeMap<u32, Buffer> = self.buffers.iter().map(make).collect();
-        // What the contract leaves unused is bound to a buffer of nothing, so that touching it is an error.
+        // What the contract leaves unused is bound to a buffer of nothing, so that touching it is
+        // an error.
         let unused = Buffer::new(0).unwrap();
         let function = library.functions().iter().find(|f| f.name == self.function).unwrap();
         let mut bindings: Vec<Binding> =
@@ -229,8 +233,9 @@ enum Way {
     Sanitized(Sanitizer),
 }
 
-/// The compiler, one for all tests of a process: to find clang takes longer than a launch. Its cache is the device's own, so
-/// that a file is compiled once for all tests of all crates, and kept for the next run.
+/// The compiler, one for all tests of a process: to find clang takes longer than a launch. Its
+/// cache is the device's own, so that a file is compiled once for all tests of all crates, and kept
+/// for the next run.
 fn compiler(way: Way) -> Arc<Compiler> {
     static COMPILERS: Mutex<Vec<(Way, Arc<Compiler>)>> = Mutex::new(Vec::new());
     let mut compilers = COMPILERS.lock().unwrap_or_else(PoisonError::into_inner);

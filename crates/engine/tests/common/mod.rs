@@ -67,7 +67,8 @@ pub fn tokenizer() -> Tokenizer {
             0..=93 => char::from(b'!' + id as u8).to_string(),
             94 => "!!".to_string(),
             95..=120 => format!("Ġword{id}"),
-            _ => char::from_u32(0xa1 + id - 121).unwrap().to_string(), // bytes above 0xa0: halves of characters
+            // bytes above 0xa0: halves of characters
+            _ => char::from_u32(0xa1 + id - 121).unwrap().to_string(),
         };
         spans.push((bytes.len() as u32, token.len() as u32));
         bytes.push_str(&token);

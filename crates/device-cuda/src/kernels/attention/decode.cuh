@@ -1,11 +1,15 @@
-// out = softmax(softcap(scale * q k^T)) v of one row over its positions, for G query heads that share a KV head.
+// out = softmax(softcap(scale * q k^T)) v of one row over its positions, for G query heads that
+// share a KV head.
 //
-// A block of 4 warps takes a row, G heads and a part of the positions. A warp takes 32 positions at a time: each lane
-// makes the scores of one position with all G heads, then all lanes together add the values of the 32, weighed. The softmax is online, in f32. Warps are merged through shared memory. Where positions are
-// split over blocks, each leaves its sums, and merge.cuh joins them. How they are split depends only on the row's own
-// position, so a row's result does not depend on its company.
+// A block of 4 warps takes a row, G heads and a part of the positions. A warp takes 32 positions at
+// a time: each lane makes the scores of one position with all G heads, then all lanes together add
+// the values of the 32, weighed. The softmax is online, in f32. Warps are merged through shared
+// memory. Where positions are split over blocks, each leaves its sums, and merge.cuh joins them.
+// How they are split depends only on the row's own position, so a row's result does not depend on
+// its company.
 //
-// Bytes moved: keys and values of the row's positions once for G heads. Grid: (KV heads * ceil(group / G), splits, rows).
+// Bytes moved: keys and values of the row's positions once for G heads. Grid: (KV heads *
+// ceil(group / G), splits, rows).
 #pragma once
 #include "kernels.cuh"
 #include "key_bias.cuh"
@@ -47,7 +51,8 @@ template <class Kv_> struct Paged {
     __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) const { Kv::four(v, a.pages.head_dim, i, x); }
 };
 
-// Or rows of this step: those of the row's own span, or of them those within a window to both sides.
+// Or rows of this step: those of the row's own span, or of them those within a window to both
+// sides.
 struct OfStep {
     static constexpr bool HALVES = false, BYTES = false, ONE_SCALE = false;
     const AttentionArguments &a;
@@ -70,7 +75,8 @@ struct OfStep {
     __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) const { KvF32::four(v, 0, i, x); }
 };
 
-// Of pages whose columns are bytes: four columns without their scale, and the scale of a block of 32 columns.
+// Of pages whose columns are bytes: four columns without their scale, and the scale of a block of
+// 32 columns.
 template <class Source> __device__ __forceinline__ void numbers_of(uint word, float (&x)[4]) {
     if constexpr (Source::BYTES) Source::Kv::numbers(word, x);
 }
@@ -102,7 +108,8 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
     __shared__ float queries[G][32 * COLUMNS];
     __shared__ float totals[ATTENTION_WARPS][G][2];
     constexpr int MOST_TERMS = 1 + (COLUMNS > 8 ? MOST_BIASED_COLUMNS : 32 * COLUMNS);
-    __shared__ float terms[Source::BYTES ? G : 1][Source::BYTES ? MOST_TERMS : 1]; // of what keys are stored without
+    // of what keys are stored without
+    __shared__ float terms[Source::BYTES ? G : 1][Source::BYTES ? MOST_TERMS : 1];
     __shared__ float others[ATTENTION_WARPS - 1][G][32 * COLUMNS];
     announce();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.z, split = blockIdx.y;
@@ -118,7 +125,8 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
     const uint from = start + split * per, to = min(end, from + per);
     const ulong to_value = source.to_value();
     const auto key_of = [&](uint first) { return source.key(first + min(lane, min(32u, to - first) - 1)); };
-    // Where the first keys and values are is known from the step's numbers, and most of them are older than this step.
+    // Where the first keys and values are is known from the step's numbers, and most of them are
+    // older than this step.
     const uchar *key = nullptr;
     if (from + warp * 32 < to) {
         key = key_of(from + warp * 32);
@@ -153,8 +161,8 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
         for (int d = 0; d < COLUMNS; d++) sums[g][d] = 0.0f;
     }
     const bool aligned = (dim & 3) == 0;
-    // Halves come 16 bytes at a time, all that a lane needs of a few positions before any of it is used: the way to memory and back
-    // is what takes time. A lane's columns are neighbours then.
+    // Halves come 16 bytes at a time, all that a lane needs of a few positions before any of it is
+    // used: the way to memory and back is what takes time. A lane's columns are neighbours then.
     // Bytes come a word at a time, where vectors begin at a multiple of 4.
     const bool wide = (Source::HALVES && (dim & 7) == 0 && dim % COLUMNS == 0) || (Source::BYTES && (dim & 63) == 0 && dim % COLUMNS == 0);
     constexpr int BATCH = COLUMNS <= 4 ? 8 : COLUMNS <= 8 ? 4 : 2;

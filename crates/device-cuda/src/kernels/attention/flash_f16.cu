@@ -1,4 +1,5 @@
-// Attention of many rows over F16 pages by tiles on tensor cores: attention_flash/prefill.cuh, from sm_80 on.
+// Attention of many rows over F16 pages by tiles on tensor cores: attention_flash/prefill.cuh, from
+// sm_80 on.
 #include "common.cuh"
 #if __CUDA_ARCH__ >= 800
 #include "attention_flash/prefill.cuh"

@@ -1,5 +1,5 @@
-// What blocks that split a row's positions left, joined: sums by weight, and the sink. In the order of the splits.
-// Grid: (heads, rows).
+// What blocks that split a row's positions left, joined: sums by weight, and the sink. In the order
+// of the splits. Grid: (heads, rows).
 #include "kernels.cuh"
 
 KERNEL(128) attention_merge(const __grid_constant__ AttentionArguments a) {

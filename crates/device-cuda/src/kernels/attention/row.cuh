@@ -1,18 +1,22 @@
-// One row of one sequence: heads on their way to the cache and attention in one launch, over F16 pages. As qk_rope_kv and then
-// attention: norms of heads, rotation, keys and values to their page, out = softmax(softcap(scale * q k^T)) v.
+// One row of one sequence: heads on their way to the cache and attention in one launch, over F16
+// pages. As qk_rope_kv and then attention: norms of heads, rotation, keys and values to their page,
+// out = softmax(softcap(scale * q k^T)) v.
 //
-// A block has one query head. LANES lanes take a position, 8 columns each, so a warp takes 32 / LANES positions at a time; each such
-// group of lanes has a softmax of its own, in f32, and all are joined at the end. What steps before this one wrote, keys and values of
-// earlier positions, is on its way before `await`, and so are the sines and cosines: no kernel of this step writes what that needs
-// (step_load and the kernel after it start only when what was before is done). The last warp rotates the new key, in each block; the
-// first block of a KV head stores it. The new position is seen through the rounding to halves that the cache has.
+// A block has one query head. LANES lanes take a position, 8 columns each, so a warp takes 32 /
+// LANES positions at a time; each such group of lanes has a softmax of its own, in f32, and all are
+// joined at the end. What steps before this one wrote, keys and values of earlier positions, is on
+// its way before `await`, and so are the sines and cosines: no kernel of this step writes what that
+// needs (step_load and the kernel after it start only when what was before is done). The last warp
+// rotates the new key, in each block; the first block of a KV head stores it. The new position is
+// seen through the rounding to halves that the cache has.
 //
 // Host contract
-//   parameter  RowArguments: n_rows 1; head_dim a multiple of 8, at most 8 LANES; n_q_heads of `heads` are those of `attention`
-//   threads    512; grid (query heads)
-// Order of accumulation: positions of a group of lanes ascending, groups of a warp by a butterfly, warps ascending.
-// Bytes moved: keys and values once for each query head, from L2 for all but one.
-// Measured, 25 November 2026, H100: 3.7 us at position 64 of 32 query heads of 64, 4.2 us of 16 of 128; linear/NOTES.md.
+//   parameter RowArguments: n_rows 1; head_dim a multiple of 8, at most 8 LANES; n_q_heads of
+//   `heads` are those of `attention` threads 512; grid (query heads)
+// Order of accumulation: positions of a group of lanes ascending, groups of a warp by a butterfly,
+// warps ascending. Bytes moved: keys and values once for each query head, from L2 for all but one.
+// Measured, 25 November 2026, H100: 3.7 us at position 64 of 32 query heads of 64, 4.2 us of 16 of
+// 128; linear/NOTES.md.
 #pragma once
 #include "kernels.cuh"
 #include "pages.cuh"
@@ -53,7 +57,8 @@ __device__ __forceinline__ void load_columns(const HeadsArguments &h, const floa
     }
 }
 
-// The columns normalised and turned. `sine` and `cosine` are of their pairs; `weight`: of the norm, 1 where there is none.
+// The columns normalised and turned. `sine` and `cosine` are of their pairs; `weight`: of the norm,
+// 1 where there is none.
 template <int LANES>
 __device__ __forceinline__ void turn(const HeadsArguments &h, const Columns &c, bool norm, const Columns &weight, float eps, uint chunk,
                                      const float (&sine)[8], const float (&cosine)[8], float (&out)[8]) {

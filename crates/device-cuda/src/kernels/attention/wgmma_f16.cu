@@ -1,4 +1,5 @@
-// Attention of many rows over F16 pages by tiles on tensor cores: attention_flash/warpgroups.cuh, on sm_90a.
+// Attention of many rows over F16 pages by tiles on tensor cores: attention_flash/warpgroups.cuh,
+// on sm_90a.
 #include "common.cuh"
 #include "attention_flash/warpgroups.cuh"
 

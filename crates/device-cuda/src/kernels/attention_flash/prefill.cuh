@@ -1,18 +1,23 @@
-// attention_flash<D, KIND>: attention of many rows over F16, Q8_0 or FP8 pages by tiles, on tensor cores (mma.m16n8k16, sm_80 and later).
+// attention_flash<D, KIND>: attention of many rows over F16, Q8_0 or FP8 pages by tiles, on tensor
+// cores (mma.m16n8k16, sm_80 and later).
 //
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
 // Host contract
-//   parameter  AttentionArguments (arguments.h): n_rows, n_heads, window, both_ways, n_states, scale, softcap, q, sinks, row_spans, spans, out,
+//   parameter AttentionArguments (arguments.h): n_rows, n_heads, window, both_ways, n_states,
+//   scale, softcap, q, sinks, row_spans, spans, out,
 //              pages. Not used: n_splits, split_len, positions, k, v, partials, totals. head_dim must be D.
 //   threads    128
-//   grid       (n_heads, ceil(n_rows / 64) + number of spans - 1): blocks without a tile end at once
+//   grid (n_heads, ceil(n_rows / 64) + number of spans - 1): blocks without a tile end at once
 //   dynamic shared memory  FlashShape<D>::SHARED
-//   layout     q, out (n_rows, n_heads * D) f32; K and V as pages.cuh has them. A vector starts at a multiple of 16 bytes
+//   layout q, out (n_rows, n_heads * D) f32; K and V as pages.cuh has them. A vector starts at a
+//   multiple of 16 bytes
 //
-// A block has 64 rows of one span and one query head, a warp 16 of the rows; up to three blocks share a multiprocessor. Keys and values come TILE positions at a time by
-// cp.async, double buffered: of K for the next tile while this tile's values are used, and so on. Scores, sums and the softmax are
-// f32; q, k, v and the weights are f16 (q clamped to 65504). Tiles with the most positions start first.
+// A block has 64 rows of one span and one query head, a warp 16 of the rows; up to three blocks
+// share a multiprocessor. Keys and values come TILE positions at a time by cp.async, double
+// buffered: of K for the next tile while this tile's values are used, and so on. Scores, sums and
+// the softmax are f32; q, k, v and the weights are f16 (q clamped to 65504). Tiles with the most
+// positions start first.
 //
 // Order of accumulation: positions ascending, TILE at a time (64; 32 where D > 128).
 // Bytes: K and V of what a tile sees once for each query head and 64 rows, from L2.
@@ -23,7 +28,8 @@
 template <int D> struct FlashShape {
     static constexpr int ROWS = 64, THREADS = 128;
     static constexpr int TILE = D > 128 ? 32 : 64;
-    static constexpr int STRIDE = D * 2 + 16; // bytes; an odd number of 16: ldmatrix without bank conflicts
+    // bytes; an odd number of 16: ldmatrix without bank conflicts
+    static constexpr int STRIDE = D * 2 + 16;
     static constexpr int KV = TILE * STRIDE;
     static constexpr bool Q_IN_REGISTERS = D <= 128;
     static constexpr int Q = ROWS * STRIDE;
@@ -68,7 +74,8 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
         *(uint4 *)(flash_shared + Shape::Q_AT + Shape::at(r, c)) = r < tile.n_queries ? flash_query(q) : make_uint4(0, 0, 0, 0);
     }
     __syncthreads();
-    // Rows 0..7, 8..15 of the warp by columns 0..7, 8..15 of a slice: matrices 0..3 in the order of the first operand.
+    // Rows 0..7, 8..15 of the warp by columns 0..7, 8..15 of a slice: matrices 0..3 in the order of
+    // the first operand.
     const u32 q_row = base + Shape::Q_AT + (warp * 16 + (lane & 15)) * STRIDE + (lane >> 4) * 16;
     u32 q[Shape::Q_IN_REGISTERS ? D / 16 : 1][4];
     if constexpr (Shape::Q_IN_REGISTERS) {
@@ -80,7 +87,8 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
 #pragma unroll
     for (int i = 0; i < D / 2; i++) out[i] = 0;
     FlashSoftmax softmax;
-    // Whether this warp has rows, which positions they see, all of them and any: the first warps of a causal tile see less.
+    // Whether this warp has rows, which positions they see, all of them and any: the first warps of
+    // a causal tile see less.
     const bool idle = warp * 16 >= tile.n_queries;
     const u32 first_row = tile.first + warp * 16, last_row = first_row + 15;
     const FlashRange all_see = {flash_seen(a, tile, last_row).first, flash_seen(a, tile, first_row).end};
@@ -127,7 +135,8 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
         if (index + 1 < n_tiles) load(index + 1, next_pages, true);
         copy_commit();
         if (needed) {
-            // Matrices: positions 0..7, 8..15 by columns 0..7, then columns 8..15; transposed while they are loaded.
+            // Matrices: positions 0..7, 8..15 by columns 0..7, then columns 8..15; transposed while
+            // they are loaded.
             const u32 value = base + ((index & 1) * 2 + 1) * Shape::KV + (lane & 15) * STRIDE + (lane >> 4) * 16;
 #pragma unroll
             for (int s = 0; s < TILE / 16; s++)
@@ -152,7 +161,8 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
     }
 }
 
-// The kernel NAME_D. The host knows the bytes of shared memory that each needs (compile/attention.rs).
+// The kernel NAME_D. The host knows the bytes of shared memory that each needs
+// (compile/attention.rs).
 #define FLASH(NAME, PAGES, D, SHARED_BYTES)                                                                       \
     static_assert(FlashShape<D>::SHARED == SHARED_BYTES, "shared memory");                                                \
     extern "C" __global__ void __launch_bounds__(128, FlashShape<D>::BLOCKS) NAME##_##D(const __grid_constant__ AttentionArguments a) { \

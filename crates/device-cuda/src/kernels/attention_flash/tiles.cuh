@@ -10,9 +10,11 @@
 // What pages hold (pages.cuh).
 enum FlashPages { FLASH_F16, FLASH_Q8_0, FLASH_FP8 };
 
-// Queries of one span that a block computes: the `first`-th and those that follow. A span has `heads` queries for each of its rows, those of a row together.
+// Queries of one span that a block computes: the `first`-th and those that follow. A span has
+// `heads` queries for each of its rows, those of a row together.
 struct FlashTile {
-    u32 span, span_first, span_rows, span_position; // of the step: the span, its first row, how many rows and its first row's position
+    // of the step: the span, its first row, how many rows and its first row's position
+    u32 span, span_first, span_rows, span_position;
     u32 first, n_queries;                           // 0: there is no such tile
 };
 
@@ -80,10 +82,12 @@ template <int D, FlashPages KIND> struct FlashVectors {
     }
     template <u32 N> INLINE u32 mask() const { return (1u << shift) < N ? (N >> shift) - 1 : 0; }
 
-    // N positions to shared memory as halves, by THREADS threads: at (position of the tile, chunk) is where a chunk goes. What is out of `range` becomes zeros.
+    // N positions to shared memory as halves, by THREADS threads: at (position of the tile, chunk)
+    // is where a chunk goes. What is out of `range` becomes zeros.
     template <u32 N, u32 THREADS, class At> INLINE void load(u32 position_0, FlashRange range, u32 pages, bool values, u8 *shared, At at) const {
         const u8 *from_head = a.pages.pool + head_at + (values ? to_values : 0);
-        const bool whole = mask<N>() == 0 && position_0 >= range.first && position_0 + N <= range.end; // all of it in one page
+        // all of it in one page
+        const bool whole = mask<N>() == 0 && position_0 >= range.first && position_0 + N <= range.end;
         const u8 *from_page = from_head + __shfl_sync(~0u, pages, 0) * a.pages.page_bytes + (position_0 & (a.pages.page_len - 1)) * vector;
 #pragma unroll
         for (u32 i0 = 0; i0 < N * CHUNKS; i0 += THREADS) {
@@ -129,13 +133,16 @@ INLINE uint4 flash_query(const float *q) {
     return make_uint4(pack_half2_clamped(x.x, x.y), pack_half2_clamped(x.z, x.w), pack_half2_clamped(y.x, y.y), pack_half2_clamped(y.z, y.w));
 }
 
-// The softmax of a lane's two rows, g and g + 8 of a warp's 16, as tiles come. Weights are 2^(score - most): `most` follows the largest score only where that has
-// grown by more than 8, so that sums seldom need to be multiplied, and no weight exceeds 2^8.
+// The softmax of a lane's two rows, g and g + 8 of a warp's 16, as tiles come. Weights are
+// 2^(score - most): `most` follows the largest score only where that has grown by more than 8, so
+// that sums seldom need to be multiplied, and no weight exceeds 2^8.
 struct FlashSoftmax {
     float most[2] = {-1e30f, -1e30f}, total[2] = {0, 0};
 
-    // From products of queries and keys to weights, in place: of each 8 positions from `position` on a lane has the 2 (lane % 4)-th and the next of both rows. `inner`: both
-    // rows see all of them. Whether sums so far are to be multiplied, and by what: the same for all lanes of a warp, which all call it.
+    // From products of queries and keys to weights, in place: of each 8 positions from `position`
+    // on a lane has the 2 (lane % 4)-th and the next of both rows. `inner`: both rows see all of
+    // them. Whether sums so far are to be multiplied, and by what: the same for all lanes of a
+    // warp, which all call it.
     template <int N> INLINE bool weigh(const AttentionArguments &a, float (&score)[N], u32 position, bool inner, const FlashRange (&seen)[2], float (&factor)[2]) {
         const float LOG2E = 1.4426950408889634f, NONE = -__int_as_float(0x7f800000), GROWTH = 8.0f;
         float factor_log2 = a.scale * LOG2E;
@@ -187,7 +194,8 @@ struct FlashSoftmax {
             weight[i / 2][(i & 1) * 2 + 1] = pack_half2(score[4 * i + 2], score[4 * i + 3]);
         }
     }
-    // By what sums of row h are to be multiplied in the end, after all tiles. All lanes of a warp call it.
+    // By what sums of row h are to be multiplied in the end, after all tiles. All lanes of a warp
+    // call it.
     INLINE float end(const AttentionArguments &a, int h, u32 head) {
         const float LOG2E = 1.4426950408889634f;
         total[h] += __shfl_xor_sync(~0u, total[h], 1);

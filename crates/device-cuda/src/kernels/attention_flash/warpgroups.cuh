@@ -1,18 +1,22 @@
-// attention_warpgroups<D, KIND>: attention of many rows over F16, Q8_0 or FP8 pages by tiles, products by wgmma (sm_90a), for heads of 64, 128 and 256 columns.
+// attention_warpgroups<D, KIND>: attention of many rows over F16, Q8_0 or FP8 pages by tiles,
+// products by wgmma (sm_90a), for heads of 64, 128 and 256 columns.
 //
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
 // Host contract
 //   parameter  AttentionArguments (arguments.h), as prefill.cuh
 //   threads    256
-//   grid       (n_kv_heads, ceil(n_rows * group / 128) + number of spans - 1), group = n_heads / n_kv_heads: blocks without a tile end at once
-//   dynamic shared memory  FlashWarpgroups<D>::SHARED
+//   grid (n_kv_heads, ceil(n_rows * group / 128) + number of spans - 1), group = n_heads /
+//   n_kv_heads: blocks without a tile end at once dynamic shared memory FlashWarpgroups<D>::SHARED
 //   layout     as prefill.cuh
 //
-// A block has 128 queries of one KV head and span, those of all its query heads: so few rows see nearly the same positions. A warpgroup has 64 of the queries, a warp 16. Keys
-// and values come TILE positions at a time by cp.async, two tiles ahead (one where D is 256), keys a tile before values. An iteration of the loop starts the products of the next
-// tile's keys and of this tile's values together, and computes the next tile's weights as soon as the first are there. Queries are read from shared memory, not kept in registers: NVRTC 12.9
-// overwrote such registers within the loop. Tiles with the most positions start first.
+// A block has 128 queries of one KV head and span, those of all its query heads: so few rows see
+// nearly the same positions. A warpgroup has 64 of the queries, a warp 16. Keys and values come
+// TILE positions at a time by cp.async, two tiles ahead (one where D is 256), keys a tile before
+// values. An iteration of the loop starts the products of the next tile's keys and of this tile's
+// values together, and computes the next tile's weights as soon as the first are there. Queries are
+// read from shared memory, not kept in registers: NVRTC 12.9 overwrote such registers within the
+// loop. Tiles with the most positions start first.
 //
 // Order of accumulation: positions ascending, TILE at a time.
 // Bytes: K and V of what a tile sees once for each 128 queries, from L2.
@@ -28,7 +32,8 @@ template <int D> struct FlashWarpgroups {
     static constexpr int Q = 64 * D * 2;    // of a warpgroup
     static constexpr int SHARED = 2 * STAGES * KV + WARPGROUPS * Q;
     static constexpr int BLOCKS = D == 64 ? 2 : 1; // that share a multiprocessor
-    // Where of N rows a row has 8 columns, the c-th. 64 columns of all rows lie together, 128 bytes a row, whose eight pieces of 16 bytes are swizzled.
+    // Where of N rows a row has 8 columns, the c-th. 64 columns of all rows lie together, 128 bytes
+    // a row, whose eight pieces of 16 bytes are swizzled.
     template <int N> static INLINE u32 at(u32 row, u32 c) { return c / 8 * (N * 128) + row * 128 + ((c ^ row) & 7) * 16; }
 };
 
@@ -51,7 +56,8 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
         u8 *to = flash_shared + (index % STAGES * 2 + values) * KV;
         vectors.template load<TILE, Shape::THREADS>((tile_0 + index) * TILE, range, pages, values, to, Shape::template at<TILE>);
     };
-    // Keys come one tile before values: the group of copies before the `index`-th has the values of the tile before `index` and its keys.
+    // Keys come one tile before values: the group of copies before the `index`-th has the values of
+    // the tile before `index` and its keys.
     u32 pages = pages_of(0), later_pages = pages_of(1);
     load(0, pages, false);
     copy_commit();
@@ -150,7 +156,8 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
     }
 }
 
-// The kernel NAME_D. The host knows the bytes of shared memory that each needs (compile/attention.rs).
+// The kernel NAME_D. The host knows the bytes of shared memory that each needs
+// (compile/attention.rs).
 #define FLASH_WARPGROUPS(NAME, PAGES, D, SHARED_BYTES)                                                                                                               \
     static_assert(FlashWarpgroups<D>::SHARED == SHARED_BYTES, "shared memory");                                                                                      \
     extern "C" __global__ void __launch_bounds__(FlashWarpgroups<D>::THREADS, FlashWarpgroups<D>::BLOCKS) NAME##_##D(const __grid_constant__ AttentionArguments a) { \

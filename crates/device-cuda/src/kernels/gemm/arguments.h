@@ -1,11 +1,14 @@
-// Arguments of the products, their inputs and the repacks: plain structs, passed by value as a kernel's only parameter.
-// Pointers are device addresses; 0 where a field is not used. build.rs gives the host the same structs.
+// Arguments of the products, their inputs and the repacks: plain structs, passed by value as a
+// kernel's only parameter. Pointers are device addresses; 0 where a field is not used. build.rs
+// gives the host the same structs.
 //
 // Layouts
 //
-//   packed weights: [ceil(n_out / 64)][k_tiles][TILE bytes], k_tiles = 2 * ceil(n_in / 128). A tile is 64 rows by 64 columns
+//   packed weights: [ceil(n_out / 64)][k_tiles][TILE bytes], k_tiles = 2 * ceil(n_in / 128). A tile
+//   is 64 rows by 64 columns
 //       of one codec (codec.h), in the order of the registers of mma.m16n8k16's first operand. What lies outside the matrix is 0.
-//   tiled input ("X"): f16, [k_tiles][row_groups][8 rows][64 columns], 1,024 bytes a group of 8 rows, in which chunk c of
+//   tiled input ("X"): f16, [k_tiles][row_groups][8 rows][64 columns], 1,024 bytes a group of 8
+//   rows, in which chunk c of
 //       16 bytes of row r lies at chunk c ^ r (the 128-byte swizzle of wgmma). Columns past n_in are 0. Rows past the last
 //       one may hold anything, but the group of 8 must be there. 1,024-byte aligned.
 #pragma once
@@ -36,7 +39,8 @@ struct GemmArguments {
     const float *bias2;
     float *partials;  // n_splits > 1: f32 (tiles, n_splits, 128, tile width)
     uint *counters;  // n_splits > 1: (tiles) u32, zeros; zeros again afterwards
-    const uint4 *tiles;  // 0, or grouped by expert: (.x expert, .y first row of the tile in x, .z rows of the tile)
+    // 0, or grouped by expert: (.x expert, .y first row of the tile in x, .z rows of the tile)
+    const uint4 *tiles;
     const uint *n_tiles;  // grouped: how many tiles there are, on the device
     const uint *pairs;  // grouped: the row of y of each row of x
     ulong expert_bytes;  // grouped: bytes of one expert's packed weights
@@ -46,7 +50,9 @@ struct GemmArguments {
     uint n_splits;  // parts of K, at most k_tiles / 2; 1 for none. 1 where tiles are grouped
     uint epilogue;
     uint activation;
-    uint first1;  // packed row where a second matrix begins, a multiple of 64; 0: there is none. y has y_stride columns then
+    // packed row where a second matrix begins, a multiple of 64; 0: there is none. y has y_stride
+    // columns then
+    uint first1;
     uint first2;
     uint y_stride1;  // columns of the second matrix
     uint y_stride2;
@@ -60,7 +66,9 @@ struct InputArguments {
     const float *weight;  // of the norm: (n_cols) or 0
     uchar *out;  // tiled
     float *scales;  // 0, or (n_rows): each row is divided by a power of two, which goes there
-    const uint *pairs;  // 0, or for each row of `out` `pairs_a_row` times the row of x, and less than that more; or NO_ROW, PAST_ROWS
+    // 0, or for each row of `out` `pairs_a_row` times the row of x, and less than that more; or
+    // NO_ROW, PAST_ROWS
+    const uint *pairs;
     uint k_tiles;
     uint row_groups;
     uint has_norm;
@@ -86,7 +94,8 @@ struct ExpertTilesArguments {
 // From a file's rows to packed weights.
 struct RepackArguments {
     const uchar *rows;  // (n_rows) rows of row_bytes
-    const uchar *up_rows;  // 0, or as many rows of a second matrix, interleaved with the first by eights
+    // 0, or as many rows of a second matrix, interleaved with the first by eights
+    const uchar *up_rows;
     const uchar *scales;  // affine types: (n_rows, groups) and, for up_rows, up_scales
     const uchar *biases;
     const uchar *up_scales;

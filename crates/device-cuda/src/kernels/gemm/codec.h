@@ -1,11 +1,12 @@
 // Codecs: how a tile of 64 x 64 packed weights becomes the first operand of mma.m16n8k16.
 //
-// Thread tid (0..127: slab tid / 32 of 16 rows, lane l, g = l / 4, t = l % 4) holds 32 weights of a tile, 8 for each slice J of
-// 16 columns: register R of the slice, half e, is row g + 8 (R % 2), column 16 J + 2 t + 8 (R / 2) + e.
-// A weight is d * (q - OFFSET), or d * q + m where MINS. d and m are f16, one for each of GROUPS groups of columns in a row.
+// Thread tid (0..127: slab tid / 32 of 16 rows, lane l, g = l / 4, t = l % 4) holds 32 weights of a
+// tile, 8 for each slice J of 16 columns: register R of the slice, half e, is row g + 8 (R % 2),
+// column 16 J + 2 t + 8 (R / 2) + e. A weight is d * (q - OFFSET), or d * q + m where MINS. d and m
+// are f16, one for each of GROUPS groups of columns in a row.
 //
-// A tile:  PLANES x [128 threads] of 16 bytes, HIGH x [128 threads] of 4 bytes, then [32 pairs of rows tid / 4] of
-// GROUPS * (1 + MINS) words: the d of both rows (g low, g + 8 high), and their m.
+// A tile: PLANES x [128 threads] of 16 bytes, HIGH x [128 threads] of 4 bytes, then [32 pairs of
+// rows tid / 4] of GROUPS * (1 + MINS) words: the d of both rows (g low, g + 8 high), and their m.
 //
 // | codec | types of files | bytes a tile (a value: bits) |
 // |---|---|---|
@@ -21,8 +22,9 @@
 // | fp4, fp4_16 | MXFP4; NVFP4 | 2,304 (4.5), 2,560 (5) |
 // | f16 | F16, BF16 | 8,192 (16) |
 //
-// K types grow by 7 to 14 % (Q2_K by half): a scale of a scale and its product are rounded to one f16, which costs 2^-11 and saves
-// instructions in the inner loop. BF16 is rounded to f16: exact down to 2^-14, then to 2^-25.
+// K types grow by 7 to 14 % (Q2_K by half): a scale of a scale and its product are rounded to one
+// f16, which costs 2^-11 and saves instructions in the inner loop. BF16 is rounded to f16: exact
+// down to 2^-14, then to 2^-25.
 #pragma once
 #include "gemm/ptx.h"
 
@@ -46,7 +48,8 @@ template <class C> struct Packed {
         if constexpr (SCALES >= 4) load_shared_4(scales, at);
         if constexpr (SCALES == 8) load_shared_4(scales + 4, at + 16);
     }
-    // A warp's part of the copy of SLABS slabs, from the slab `first` on, to shared memory as `load` reads them.
+    // A warp's part of the copy of SLABS slabs, from the slab `first` on, to shared memory as
+    // `load` reads them.
     template <int SLABS> static INLINE void copy(u32 to, const u8 *tile, u32 first, int lane) {
         copy_part<SLABS, 512, C::PLANES>(to, tile, first, lane);
         copy_part<SLABS, 128, C::HIGH>(to + SLABS * 512 * C::PLANES, tile + 2048 * C::PLANES, first, lane);
@@ -83,7 +86,8 @@ template <class C> struct Packed {
     }
 };
 
-// The halves 1024 + q (q < 1024) have q in their lowest bits: an integer becomes a half by one LOP3 and one exact subtraction.
+// The halves 1024 + q (q < 1024) have q in their lowest bits: an integer becomes a half by one LOP3
+// and one exact subtraction.
 #define HALF2_1024 0x64006400u
 template <int OFFSET> INLINE u32 minus_1024(u32 biased) { return half2_sub(biased, HALF2_1024 + OFFSET * 0x00010001u); }
 // 1024 + 16 q, divided by 16: 64 is taken off.
@@ -172,7 +176,8 @@ template <int OFFSET, int MINS_> struct Bits8 {
 template <u32 T0, u32 T1, u32 T2, u32 T3, int GROUPS_> struct Table4 {
     static constexpr int PLANES = 1, HIGH = 0, GROUPS = GROUPS_, MINS = 0;
     static INLINE void place(u32 *w, int j, int r, int e, u32 q) { w[j] |= q << (4 * r + 16 * e); }
-    // Four indices to four bytes. A selector's fourth bit would replicate signs, so it is left out and chosen by afterwards.
+    // Four indices to four bytes. A selector's fourth bit would replicate signs, so it is left out
+    // and chosen by afterwards.
     static INLINE u32 look_up(u32 indices) {
         const u32 three = indices & 0x7777u;
         return __byte_perm(__byte_perm(T0, T1, three), __byte_perm(T2, T3, three), (indices & 0x8888u) >> 1 | 0x3210u);
@@ -189,7 +194,8 @@ template <u32 T0, u32 T1, u32 T2, u32 T3, int GROUPS_> struct Table4 {
 struct Half16 {
     static constexpr int PLANES = 4, HIGH = 0, GROUPS = 0, MINS = 0;
     static INLINE void place(u32 *w, int j, int r, int e, u32 q) { w[4 * j + r] |= q << (16 * e); }
-    // The product with 1 is there for ptxas, which runs wgmma one by one if its operand comes straight from a load (C7513).
+    // The product with 1 is there for ptxas, which runs wgmma one by one if its operand comes
+    // straight from a load (C7513).
     template <int J> static INLINE void slice(u32 (&a)[4], const u32 *w) {
 #pragma unroll
         for (int r = 0; r < 4; r++) a[r] = half2_mul(w[4 * J + r], 0x3c003c00u);

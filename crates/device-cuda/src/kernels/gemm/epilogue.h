@@ -1,7 +1,9 @@
-// What happens to the sums of a tile: parts of K added, then the scale of the input's row, bias, residual or gate.
+// What happens to the sums of a tile: parts of K added, then the scale of the input's row, bias,
+// residual or gate.
 //
-// A warp has 16 rows of the weights (n) and WIDTH tokens (m): sum[4 j + e] of lane l, g = l / 4, t = l % 4, is n = g + 8 (e / 2),
-// m = 8 j + 2 t + e % 2, as wgmma and mma.m16n8k16 leave them. Stores of f32 fill sectors of 32 bytes.
+// A warp has 16 rows of the weights (n) and WIDTH tokens (m): sum[4 j + e] of lane l, g = l / 4, t
+// = l % 4, is n = g + 8 (e / 2), m = 8 j + 2 t + e % 2, as wgmma and mma.m16n8k16 leave them.
+// Stores of f32 fill sectors of 32 bytes.
 #pragma once
 #include "gemm/arguments.h"
 #include "gemm/ptx.h"
@@ -22,8 +24,9 @@ INLINE u64 tiled_chunk(u32 chunk, u32 row, u32 row_groups) {
     return ((u64)(chunk >> 3) * row_groups + (row >> 3)) * 1024 + (row & 7) * 128 + (((chunk & 7) ^ (row & 7)) * 16);
 }
 
-// Sums of other parts of K. Every warp calls it with the same tile and split; true: this block was the last, and `sum` now
-// holds the whole sum, added in the order of the parts. `sync` waits for all warps that share the tile.
+// Sums of other parts of K. Every warp calls it with the same tile and split; true: this block was
+// the last, and `sum` now holds the whole sum, added in the order of the parts. `sync` waits for
+// all warps that share the tile.
 template <int WIDTH, class Sync>
 INLINE bool join_splits(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 tile, u32 split, int warp, int lane, u32 *flag, Sync sync) {
     const u64 part = 8 * 32 * (WIDTH / 8); // float4s
@@ -53,8 +56,9 @@ INLINE bool join_splits(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 til
     return true;
 }
 
-// The sums of 64 weight rows by 32 tokens at a time go through shared memory, so that rows of y are read and written in pieces of 256
-// bytes (128 of a gate). Straight from the registers, 32 bytes at a time, the residual alone cost 45 us a tile of 256.
+// The sums of 64 weight rows by 32 tokens at a time go through shared memory, so that rows of y are
+// read and written in pieces of 256 bytes (128 of a gate). Straight from the registers, 32 bytes at
+// a time, the residual alone cost 45 us a tile of 256.
 #define STAGING_STRIDE 68 // floats of a token: 64 and 4, against bank conflicts
 #define STAGING_GATE 36   // the same of 32
 #define STAGING_BYTES (32 * STAGING_STRIDE * 4)
@@ -172,8 +176,8 @@ INLINE void store_rows(const GemmArguments &a, const GemmOutput &o, float (&sum)
     }
 }
 
-// `n`: first of the warp's 16 rows; `m`: first token; tokens from `end` on are not there. The four warps of 64 rows share `staging`,
-// STAGING_BYTES, and the barrier.
+// `n`: first of the warp's 16 rows; `m`: first token; tokens from `end` on are not there. The four
+// warps of 64 rows share `staging`, STAGING_BYTES, and the barrier.
 template <int WIDTH>
 INLINE void store_sums(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 n, u32 m, u32 end, int warp, int lane, float *staging, int barrier_id) {
     const u32 first = n - 16 * (warp & 3);

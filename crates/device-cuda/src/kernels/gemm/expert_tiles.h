@@ -1,14 +1,17 @@
-// expert_tiles: from the experts chosen for each row to rows in the order of the experts, and the tiles of a grouped product.
+// expert_tiles: from the experts chosen for each row to rows in the order of the experts, and the
+// tiles of a grouped product.
 //
-//   pair p = row * k + j chooses expert ids[p]. The pairs of expert e, ascending, get packed rows from first(e) on, where
-//   first(e) is the sum of the pairs of lower experts, each rounded up to 8.
-//   pairs[first(e) + i] = its i-th pair, which says what rows_input gathers and where the result goes; NO_ROW up to the next multiple
-//   of 8, PAST_ROWS after the last expert
-//   tiles               = (expert, first packed row, rows), `width` rows at most each, experts ascending
+//   pair p = row * k + j chooses expert ids[p]. The pairs of expert e, ascending, get packed rows
+//   from first(e) on, where first(e) is the sum of the pairs of lower experts, each rounded up
+//   to 8. pairs[first(e) + i] = its i-th pair, which says what rows_input gathers and where the
+//   result goes; NO_ROW up to the next multiple of 8, PAST_ROWS after the last expert
+//   tiles = (expert, first packed row, rows), `width` rows at most each, experts ascending
 //
 // Host contract
-//   parameter  ExpertTilesArguments; grid 1; threads: whole warps; dynamic shared memory 4 * n_experts * (warps + 1) bytes
-// Every warp counts and places a range of the pairs, in order, so that results do not change from run to run.
+//   parameter ExpertTilesArguments; grid 1; threads: whole warps; dynamic shared memory 4 *
+//   n_experts * (warps + 1) bytes
+// Every warp counts and places a range of the pairs, in order, so that results do not change from
+// run to run.
 #pragma once
 #include "gemm/arguments.h"
 #include "gemm/ptx.h"
@@ -17,7 +20,8 @@ INLINE void write_expert_tiles(const ExpertTilesArguments &a) {
     extern __shared__ u32 expert_shared[];
     __shared__ u32 end_of_all;
     const u32 n = a.n_experts, n_warps = blockDim.x >> 5, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    u32 *first = expert_shared, *mine = first + n * (1 + warp); // by expert: its first packed row; this warp's pairs
+    // by expert: its first packed row; this warp's pairs
+    u32 *first = expert_shared, *mine = first + n * (1 + warp);
     const u32 n_pairs = a.n_rows * a.k, range = (n_pairs + 32 * n_warps - 1) / (32 * n_warps) * 32;
     const u32 begin = min(n_pairs, warp * range), end = min(n_pairs, begin + range);
     for (u32 i = threadIdx.x; i < n * (n_warps + 1); i += blockDim.x) expert_shared[i] = 0;

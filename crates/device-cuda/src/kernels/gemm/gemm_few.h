@@ -1,15 +1,16 @@
-// gemm_few_<codec>_<WIDTH>_<SLABS>: the products of gemm_wgmma.h for 2 to 16 rows, with mma.sync (sm_80 and later), from the same
-// packed weights and inputs. What takes time is the way of the weights: many are on it at once, and the first before the kernel
-// before this one has ended.
+// gemm_few_<codec>_<WIDTH>_<SLABS>: the products of gemm_wgmma.h for 2 to 16 rows, with mma.sync
+// (sm_80 and later), from the same packed weights and inputs. What takes time is the way of the
+// weights: many are on it at once, and the first before the kernel before this one has ended.
 //
 // Host contract
 //   parameter  GemmArguments; n_splits 1
-//   threads    256; grid: tiles of tokens * ceil(n_out / (16 * SLABS)), or fewer (blocks take several in turn)
-//   dynamic shared memory  the constant gemm_few_shared_<codec>_<WIDTH>_<SLABS>
+//   threads 256; grid: tiles of tokens * ceil(n_out / (16 * SLABS)), or fewer (blocks take several
+//   in turn) dynamic shared memory the constant gemm_few_shared_<codec>_<WIDTH>_<SLABS>
 //
-// A block has SLABS slabs of 16 weight rows and WIDTH tokens. Of its k tiles of 64 columns, warp w takes every eighth from w on, by
-// cp.async through a ring of its own. No warp waits for another before the sums are added.
-// Order of accumulation: each warp its k tiles ascending, then the warps' sums ascending.
+// A block has SLABS slabs of 16 weight rows and WIDTH tokens. Of its k tiles of 64 columns, warp w
+// takes every eighth from w on, by cp.async through a ring of its own. No warp waits for another
+// before the sums are added. Order of accumulation: each warp its k tiles ascending, then the
+// warps' sums ascending.
 #pragma once
 #include "gemm/codec.h"
 #include "gemm/epilogue.h"
@@ -69,7 +70,8 @@ template <class C, int WIDTH, int SLABS> INLINE void gemm_few(const GemmArgument
         dependency_launch();
         return;
     }
-    // What is loaded next: a step of a unit. Weights of the first DEPTH steps, then their tokens; later both at once.
+    // What is loaded next: a step of a unit. Weights of the first DEPTH steps, then their tokens;
+    // later both at once.
     u32 index = blockIdx.x, ahead_index = index, ahead_step = 0, ahead_slot = 0;
     Unit unit = unit_of(index), ahead = unit;
     auto next = [&] {
@@ -132,7 +134,8 @@ template <class C, int WIDTH, int SLABS> INLINE void gemm_few(const GemmArgument
             copy_commit();
             next();
         }
-        // The sums of all warps, then what becomes of them: a thread has elements of the tile, neighbours in a token's row.
+        // The sums of all warps, then what becomes of them: a thread has elements of the tile,
+        // neighbours in a token's row.
         float *mine = sums + warp * Few::SUMS;
         const int g = lane >> 2, t = lane & 3;
 #pragma unroll

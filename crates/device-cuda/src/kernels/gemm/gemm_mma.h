@@ -1,13 +1,14 @@
-// gemm_mma_<codec>_<WIDTH>: the products of gemm_wgmma.h with mma.sync (sm_80 and later), from the same packed weights and
-// inputs, on chips without wgmma. Few rows have kernels of their own (gemm_few.h).
+// gemm_mma_<codec>_<WIDTH>: the products of gemm_wgmma.h with mma.sync (sm_80 and later), from the
+// same packed weights and inputs, on chips without wgmma. Few rows have kernels of their own
+// (gemm_few.h).
 //
 // Host contract
 //   parameter  GemmArguments
-//   threads    256; grid: tiles * n_splits as gemm_wgmma.h counts them, or fewer (blocks take several in turn)
-//   dynamic shared memory  the constant gemm_mma_shared_<codec>_<WIDTH>
+//   threads 256; grid: tiles * n_splits as gemm_wgmma.h counts them, or fewer (blocks take several
+//   in turn) dynamic shared memory the constant gemm_mma_shared_<codec>_<WIDTH>
 //
-// A warp has 16 of the block's 128 weight rows and all WIDTH tokens. k tiles of 64 come by cp.async, four stages.
-// Order of accumulation: as gemm_wgmma.h.
+// A warp has 16 of the block's 128 weight rows and all WIDTH tokens. k tiles of 64 come by
+// cp.async, four stages. Order of accumulation: as gemm_wgmma.h.
 #pragma once
 #include "gemm/codec.h"
 #include "gemm/epilogue.h"

@@ -1,22 +1,25 @@
-// gemm_wgmma_<codec>_<WIDTH>: products of many rows on sm_90a. y[m][n] = sum over k of x[m][k] * w[n][k], by tiles of
-// 128 rows of the weights and WIDTH tokens.
+// gemm_wgmma_<codec>_<WIDTH>: products of many rows on sm_90a. y[m][n] = sum over k of x[m][k] *
+// w[n][k], by tiles of 128 rows of the weights and WIDTH tokens.
 //
 // Host contract
 //   parameter  GemmArguments
-//   threads    384, one block a multiprocessor: one producer warp (warpgroup 0), two consumer warpgroups of 64 weight rows
-//   grid       min(multiprocessors, tiles * n_splits); tiles = ceil(n_rows / WIDTH) * ceil(n_out / 128), or enough for the
+//   threads 384, one block a multiprocessor: one producer warp (warpgroup 0), two consumer
+//   warpgroups of 64 weight rows grid min(multiprocessors, tiles * n_splits); tiles = ceil(n_rows /
+//   WIDTH) * ceil(n_out / 128), or enough for the
 //              grouped tiles: any number of blocks computes everything
-//   dynamic shared memory  GEMM_WGMMA_SHARED(codec, WIDTH) bytes, the constant gemm_wgmma_shared_<codec>_<WIDTH>
-//   attribute  programmatic stream serialization may be on: the kernel waits before it reads x
+//   dynamic shared memory GEMM_WGMMA_SHARED(codec, WIDTH) bytes, the constant
+//   gemm_wgmma_shared_<codec>_<WIDTH> attribute programmatic stream serialization may be on: the
+//   kernel waits before it reads x
 //
-// How it works: W is the register operand of wgmma, dequantised by the warps that multiply. While the tensor cores work on k
-// tile i, the warps dequantise tile i + 1 into the other fragment set, and the packed words of tile i + 2 are being read. The
-// stream of k tiles runs on over output tiles. X and W come by plain bulk copies (both are laid out in the order of use).
+// How it works: W is the register operand of wgmma, dequantised by the warps that multiply. While
+// the tensor cores work on k tile i, the warps dequantise tile i + 1 into the other fragment set,
+// and the packed words of tile i + 2 are being read. The stream of k tiles runs on over output
+// tiles. X and W come by plain bulk copies (both are laid out in the order of use).
 //
-// Order of accumulation: k ascending, 16 at a time, f32; parts of K (n_splits) are added in ascending order by the block that ends
-// last, so that a result depends on the width and the number of parts only.
-// Bytes: W once for each group of token tiles that runs at the same time (about once), x once for each 128 weight rows from L2.
-// Measured: NOTES.md.
+// Order of accumulation: k ascending, 16 at a time, f32; parts of K (n_splits) are added in
+// ascending order by the block that ends last, so that a result depends on the width and the number
+// of parts only. Bytes: W once for each group of token tiles that runs at the same time (about
+// once), x once for each 128 weight rows from L2. Measured: NOTES.md.
 #pragma once
 #include "gemm/codec.h"
 #include "gemm/epilogue.h"
@@ -81,8 +84,9 @@ template <class C, int WIDTH> INLINE void gemm_wgmma(const GemmArguments &a) {
     const u32 n_units = n_token_tiles * ((a.n_out + 127) / 128) * a.n_splits;
     if (warpgroup == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        // A whole warp goes round, and one of its lanes copies. With one thread in the loop and the rest of its warp gone, a quarter
-        // of all processes ended in an illegal address; why is not known (NOTES.md).
+        // A whole warp goes round, and one of its lanes copies. With one thread in the loop and the
+        // rest of its warp gone, a quarter of all processes ended in an illegal address; why is not
+        // known (NOTES.md).
         if (threadIdx.x < 32) {
             int stage = 0;
             u32 parity = 1;

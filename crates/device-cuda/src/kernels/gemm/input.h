@@ -2,14 +2,16 @@
 //
 //   out = x * s   or, with the norm,   out = x / sqrt(mean(x^2) + eps) * weight * s
 //
-// With `scales`, s is the power of two that brings the row's largest magnitude to 1 or a little more, and 1 / s goes there: halves
-// lose nothing of rows that are all large or all small. Without, s is 1, and values past 65504 become infinite.
+// With `scales`, s is the power of two that brings the row's largest magnitude to 1 or a little
+// more, and 1 / s goes there: halves lose nothing of rows that are all large or all small. Without,
+// s is 1, and values past 65504 become infinite.
 //
 // Host contract
 //   parameter  InputArguments; x 16-byte aligned
 //   threads    THREADS; grid (n_rows): one row a block
-// Bytes: each input once from memory (columns past 8 THREADS KEPT once more from L1); 2 a value written, in lines of 128 bytes.
-// Order of accumulation of the squares: thread t sums its columns ascending, then a tree over threads.
+// Bytes: each input once from memory (columns past 8 THREADS KEPT once more from L1); 2 a value
+// written, in lines of 128 bytes. Order of accumulation of the squares: thread t sums its columns
+// ascending, then a tree over threads.
 #pragma once
 #include "gemm/epilogue.h"
 

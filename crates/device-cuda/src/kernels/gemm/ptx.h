@@ -1,5 +1,5 @@
-// Instructions that CUDA C++ has no name for, and fixed-width types. No other header is included, so that NVRTC compiles
-// these kernels without include paths of the toolkit.
+// Instructions that CUDA C++ has no name for, and fixed-width types. No other header is included,
+// so that NVRTC compiles these kernels without include paths of the toolkit.
 #pragma once
 
 #include "gemm/types.h"
@@ -47,7 +47,8 @@ INLINE u32 half2_fma(u32 a, u32 b, u32 c) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
     return r;
 }
-// (a & mask) | bits as one LOP3: the compiler makes two of it when mask and bits are both immediates.
+// (a & mask) | bits as one LOP3: the compiler makes two of it when mask and bits are both
+// immediates.
 INLINE u32 and_or(u32 a, u32 mask, u32 bits) {
     u32 r;
     asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "r"(mask), "r"(bits));
@@ -83,7 +84,8 @@ INLINE void load_matrices(u32 *v, u32 address) {
                  : "r"(address)
                  : "memory");
 }
-// An 8x8 matrix of halves transposed: a lane has two neighbours of row lane / 4, columns 2 (lane % 4) and the next.
+// An 8x8 matrix of halves transposed: a lane has two neighbours of row lane / 4, columns 2 (lane
+// % 4) and the next.
 INLINE u32 transposed(u32 v) {
     u32 r;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));

@@ -1,9 +1,11 @@
 // repack_<type>: rows of a file's blocks to packed weights of a codec (codec.h).
 //
 // Host contract
-//   parameter  RepackArguments; threads 128; grid (k_tiles, ceil(packed rows / 64)), packed rows = n_rows, twice that with up_rows
-// One block makes one tile. With up_rows, packed rows 16 i + 0..7 are rows 8 i.. of `rows`, and 16 i + 8..15 those of `up_rows`.
-// Bytes: those of the file read once (through L2: neighbouring tiles share lines), those of the codec written once.
+//   parameter RepackArguments; threads 128; grid (k_tiles, ceil(packed rows / 64)), packed rows =
+//   n_rows, twice that with up_rows
+// One block makes one tile. With up_rows, packed rows 16 i + 0..7 are rows 8 i.. of `rows`, and 16
+// i + 8..15 those of `up_rows`. Bytes: those of the file read once (through L2: neighbouring tiles
+// share lines), those of the codec written once.
 #pragma once
 #include "gemm/arguments.h"
 #include "gemm/ptx.h"
@@ -104,7 +106,8 @@ struct Type_q5_k : Type_q45_k<176> {
         return low(b + 48, k) | (byte_at(b + 16, k % 32) >> (k / 32) & 1) << 4;
     }
 };
-// Low nibbles: byte 64 h + l % 64 of value 128 h + l, low for l < 64. Upper bits: bits 2 (l / 32) of byte 32 h + l % 32.
+// Low nibbles: byte 64 h + l % 64 of value 128 h + l, low for l < 64. Upper bits: bits 2 (l / 32)
+// of byte 32 h + l % 32.
 struct Type_q6_k : NoMin {
     static INLINE u32 q(const RepackArguments &, const u8 *row, u64, u32 k) {
         const u8 *b = row + k / 256 * 210;
@@ -153,7 +156,8 @@ struct Type_f16 : NoMin {
 struct Type_bf16 : Type_f16 {
     static INLINE u32 q(const RepackArguments &, const u8 *row, u64, u32 k) { return to_half(bfloat_at(row + 2 * k)); }
 };
-// Groups of integers of `bits` bits, packed from the lowest bit up; scales and biases in arrays of their own.
+// Groups of integers of `bits` bits, packed from the lowest bit up; scales and biases in arrays of
+// their own.
 struct Type_affine {
     static INLINE float read(const u8 *plane, u32 type, u64 i) {
         if (type == 0) return __uint_as_float(byte_at(plane + 4 * i, 0) | byte_at(plane + 4 * i, 1) << 8 | byte_at(plane + 4 * i, 2) << 16 |

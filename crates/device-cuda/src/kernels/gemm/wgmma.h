@@ -1,7 +1,9 @@
-// wgmma.m64nNk16 with f16 operands and f32 sums: the first operand in registers or in shared memory, the second in shared memory (sm_90a).
+// wgmma.m64nNk16 with f16 operands and f32 sums: the first operand in registers or in shared
+// memory, the second in shared memory (sm_90a).
 //
-// The sums of a thread, warp w of the warpgroup, lane l, g = l / 4, t = l % 4: d[4 j + e] is row 16 w + g + 8 (e / 2),
-// column 8 j + 2 t + e % 2. The first operand is that of mma.m16n8k16 in each warp.
+// The sums of a thread, warp w of the warpgroup, lane l, g = l / 4, t = l % 4: d[4 j + e] is row 16
+// w + g + 8 (e / 2), column 8 j + 2 t + e % 2. The first operand is that of mma.m16n8k16 in each
+// warp.
 #pragma once
 #include "gemm/ptx.h"
 
@@ -23,7 +25,8 @@
 
 template <int N> struct Wgmma;
 
-// N, the list of operands of the sums, their registers, numbers of the seven operands that follow. The second operand is (N, 16), or (16, N) where it is TRANSPOSED.
+// N, the list of operands of the sums, their registers, numbers of the seven operands that follow.
+// The second operand is (N, 16), or (16, N) where it is TRANSPOSED.
 #define WGMMA(N, LIST, SUMS, A0, A1, A2, A3, B, P, T)                                                                             \
     template <> struct Wgmma<N> {                                                                                                 \
         template <int TRANSPOSED = 0> static INLINE void multiply(float (&d)[N / 2], const u32 (&a)[4], u64 b, int accumulate) { \
@@ -61,9 +64,12 @@ template <int N> INLINE void wgmma_settle(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-// K-major operand with 128-byte swizzle: 8 rows of 128 bytes are 1,024 bytes (>> 4 at bit 32); a k16 slice further is + 2.
+// K-major operand with 128-byte swizzle: 8 rows of 128 bytes are 1,024 bytes (>> 4 at bit 32); a
+// k16 slice further is + 2.
 INLINE u64 wgmma_operand(u32 address) { return 0x4000004000010000ull | ((address & 0x3FFFF) >> 4); }
-// The same of a transposed operand: a row of K has 64 of its columns in 128 bytes, the next 64 are `stride` bytes further; a k16 slice further is 2,048 bytes.
+// The same of a transposed operand: a row of K has 64 of its columns in 128 bytes, the next 64 are
+// `stride` bytes further; a k16 slice further is 2,048 bytes.
 INLINE u64 wgmma_transposed(u32 address, u32 stride) { return 0x4000004000000000ull | (u64)(stride >> 4) << 16 | ((address & 0x3FFFF) >> 4); }
-// What threads wrote to shared memory, by stores or by cp.async that they waited for, is there for operands after a barrier.
+// What threads wrote to shared memory, by stores or by cp.async that they waited for, is there for
+// operands after a barrier.
 INLINE void wgmma_written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -1,9 +1,10 @@
 // Arguments of the products. build.rs gives the host the same structs.
 #pragma once
 
-// A matrix, or a stack of matrices as one of all their rows. Its numbers are stored in planes, each row of a plane
-// beginning at a multiple of its stride: `codes` and `high` hold the integers (linear/codes.cuh), `scales` and
-// `supers` what they are multiplied by (linear/blocks.cuh). 48 bytes.
+// A matrix, or a stack of matrices as one of all their rows. Its numbers are stored in planes, each
+// row of a plane beginning at a multiple of its stride: `codes` and `high` hold the integers
+// (linear/codes.cuh), `scales` and `supers` what they are multiplied by (linear/blocks.cuh). 48
+// bytes.
 struct WeightArguments {
     const uchar *codes;
     const uchar *high;

@@ -1,7 +1,9 @@
-// What the integers of each type mean: column c of a group of 32 is s[c / 16] * (q - zero) + b[c / 16].
+// What the integers of each type mean: column c of a group of 32 is s[c / 16] * (q - zero) + b[c /
+// 16].
 //
-// A type has: Raw, what is loaded of a group; scales, which gives s and b; zero; and HALVES, whether the two halves of a
-// group differ; HAS_MIN, whether there is b. Formulas are those of the codecs (crates/weights/src/codec).
+// A type has: Raw, what is loaded of a group; scales, which gives s and b; zero; and HALVES,
+// whether the two halves of a group differ; HAS_MIN, whether there is b. Formulas are those of the
+// codecs (crates/weights/src/codec).
 #pragma once
 #include "linear/codes.cuh"
 
@@ -146,8 +148,9 @@ struct Mxfp4 {
     static __device__ __forceinline__ int zero(const Row &) { return 0; }
 };
 
-// Affine types: groups of 32 << shift columns, scales and offsets in planes of f32, f16 or bf16; symmetric types have no
-// offsets, and count from the middle. Eight bits are stored with 128 taken off.
+// Affine types: groups of 32 << shift columns, scales and offsets in planes of f32, f16 or bf16;
+// symmetric types have no offsets, and count from the middle. Eight bits are stored with 128 taken
+// off.
 template <class C> struct AffineOf {
     static constexpr bool HALVES = false, HAS_MIN = true;
     struct Raw {

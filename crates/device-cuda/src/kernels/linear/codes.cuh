@@ -1,6 +1,6 @@
-// The integers of 32 neighbouring columns of a row, in the layouts that the host repacks every type to, so that one
-// aligned load has them and few operations turn them into words of four signed bytes in the order of the columns.
-// Word k holds columns 4k to 4k + 3.
+// The integers of 32 neighbouring columns of a row, in the layouts that the host repacks every type
+// to, so that one aligned load has them and few operations turn them into words of four signed
+// bytes in the order of the columns. Word k holds columns 4k to 4k + 3.
 //
 // | layout | bits | `codes` | `high` |
 // |---|---|---|---|

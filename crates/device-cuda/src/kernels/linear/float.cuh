@@ -1,6 +1,7 @@
-// y = x W^T for few rows, W in f32, f16 or bf16, with what goes before and after as in gemv.cuh. Products and sums in
-// f32: lane l takes columns 8 l to 8 l + 7 of each 256, in order, then lanes are summed by a butterfly; the same for any
-// ROWS and NR. Rows of W are padded with zeros to whole groups of 32 columns.
+// y = x W^T for few rows, W in f32, f16 or bf16, with what goes before and after as in gemv.cuh.
+// Products and sums in f32: lane l takes columns 8 l to 8 l + 7 of each 256, in order, then lanes
+// are summed by a butterfly; the same for any ROWS and NR. Rows of W are padded with zeros to whole
+// groups of 32 columns.
 #pragma once
 #include "linear/floats.cuh"
 #include "linear/product.cuh"

@@ -1,9 +1,10 @@
-// y = x W^T for many rows on tensor cores: W is decoded to halves in shared memory, x comes as halves that rows_f16 made,
-// each row divided by a power of two; products of halves, sums in f32.
+// y = x W^T for many rows on tensor cores: W is decoded to halves in shared memory, x comes as
+// halves that rows_f16 made, each row divided by a power of two; products of halves, sums in f32.
 //
-// A block of 4 warps makes 64 columns of y (rows of W) of 64 rows: 32 columns of x at a time, warp tiles of 32 x 32 by
-// mma.m16n8k16 (m16n8k8 before sm_80), the next part of W and x being loaded to registers meanwhile. W is the left
-// operand: D (64 rows of W, 64 rows of x). Gate: W's rows are 32 of the gate and 32 of up.
+// A block of 4 warps makes 64 columns of y (rows of W) of 64 rows: 32 columns of x at a time, warp
+// tiles of 32 x 32 by mma.m16n8k16 (m16n8k8 before sm_80), the next part of W and x being loaded to
+// registers meanwhile. W is the left operand: D (64 rows of W, 64 rows of x). Gate: W's rows are 32
+// of the gate and 32 of up.
 //
 // Bytes moved: W once for 64 rows, x once for 64 columns. Grid: (columns / 64, rows / 64).
 #pragma once
@@ -11,7 +12,8 @@
 
 #define GEMM_THREADS 128
 #define GEMM_TILE 64
-// Halves from one row of a tile to the next in shared memory: 8 more than 32, for rows of ldmatrix in different banks.
+// Halves from one row of a tile to the next in shared memory: 8 more than 32, for rows of ldmatrix
+// in different banks.
 #define PITCH 40
 
 __device__ __forceinline__ uint shared_address(const void *p) {

@@ -1,9 +1,11 @@
-// y = x W^T for few rows, W in a type of whole numbers: norm of x before it, and bias, residual or gate after it.
+// y = x W^T for few rows, W in a type of whole numbers: norm of x before it, and bias, residual or
+// gate after it.
 //
-// x is rounded to 8 bits in groups of 32 columns, in shared memory, by the block itself: q = round(x / d), d the largest
-// magnitude / 127. A warp makes NR columns of ROWS rows; lane l takes groups l, l + 32, ...: 8 dp4a a group, row and
-// column; sums over groups in f32, in the order of the groups, then over lanes by a butterfly. So a row's sum has one
-// order, whatever NR, ROWS and the rows beside it are.
+// x is rounded to 8 bits in groups of 32 columns, in shared memory, by the block itself: q =
+// round(x / d), d the largest magnitude / 127. A warp makes NR columns of ROWS rows; lane l takes
+// groups l, l + 32, ...: 8 dp4a a group, row and column; sums over groups in f32, in the order of
+// the groups, then over lanes by a butterfly. So a row's sum has one order, whatever NR, ROWS and
+// the rows beside it are.
 //
 // Bytes moved: W once for ROWS rows; x once a block. Grid: (columns / (NR * 8 warps), rows / ROWS).
 #pragma once

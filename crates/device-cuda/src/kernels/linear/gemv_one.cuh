@@ -1,24 +1,31 @@
-// y = x W^T for one row, as in decode; W is of an integer type. The norm of x before it, and bias, residual or gate after it, are part
-// of the kernel. With EXPERTS the matrices are those of the row's k experts:
-//   x_per_pair 0: the columns of all pairs of the row and an expert, one pair after the other; all read the same x
-//   x_per_pair 1: K is that of all pairs, one after the other, and y their sum: each pair's x is multiplied by pair_weights
+// y = x W^T for one row, as in decode; W is of an integer type. The norm of x before it, and bias,
+// residual or gate after it, are part of the kernel. With EXPERTS the matrices are those of the
+// row's k experts:
+//   x_per_pair 0: the columns of all pairs of the row and an expert, one pair after the other; all
+//   read the same x x_per_pair 1: K is that of all pairs, one after the other, and y their sum:
+//   each pair's x is multiplied by pair_weights
 //
-// One row is decided by latency, not by bytes: so all that does not depend on the kernel before is on its way before `await`. A block
-// a multiprocessor has neighbouring columns. A team of k_parts warps makes NR columns at a time, a set; each warp of it L * 32 groups
-// of 32 of K, one a lane and step. The weights of a team's first set, L * NR loads of 16 bytes and more a lane, are in registers when
-// x comes, and each place is filled again, from the next set, as soon as it is read.
+// One row is decided by latency, not by bytes: so all that does not depend on the kernel before is
+// on its way before `await`. A block a multiprocessor has neighbouring columns. A team of k_parts
+// warps makes NR columns at a time, a set; each warp of it L * 32 groups of 32 of K, one a lane and
+// step. The weights of a team's first set, L * NR loads of 16 bytes and more a lane, are in
+// registers when x comes, and each place is filled again, from the next set, as soon as it is read.
 //
-// x is rounded to 8 bits in groups of 32 columns, by the block itself: q = round(x w / d), d the largest magnitude / 127, w the
-// norm's weight. The norm's 1 / sqrt(mean(x^2) + eps) multiplies the sums at the end, so nobody waits for it. Order of accumulation:
-// a lane's groups ascending, lanes by a butterfly, parts of K ascending: it depends on n_in and the launch, never on values.
+// x is rounded to 8 bits in groups of 32 columns, by the block itself: q = round(x w / d), d the
+// largest magnitude / 127, w the norm's weight. The norm's 1 / sqrt(mean(x^2) + eps) multiplies the
+// sums at the end, so nobody waits for it. Order of accumulation: a lane's groups ascending, lanes
+// by a butterfly, parts of K ascending: it depends on n_in and the launch, never on values.
 //
 // Host contract
-//   parameter  LinearArguments with k_parts; n_rows 1; L * 32 * k_parts groups are all of K, k_parts at most 16. With EXPERTS k is at
+//   parameter LinearArguments with k_parts; n_rows 1; L * 32 * k_parts groups are all of K, k_parts
+//   at most 16. With EXPERTS k is at
 //              most 64, there is no bias, and with x_per_pair a pair's part of K is whole groups; without, k is 0
 //   threads    512; grid: any number of blocks, one a multiprocessor
-//   dynamic shared memory  40 bytes for each of these groups, 4 * k_parts for each column of the block with the most
+//   dynamic shared memory 40 bytes for each of these groups, 4 * k_parts for each column of the
+//   block with the most
 // Bytes moved: W once; x once a block, from L2.
-// Measured, 25 November 2026, H100: 2.2 us for 2.4 MB, 8.7 for 18.9 MB of Q4_0, 95 for 279 MB of Q8_0; NOTES.md.
+// Measured, 25 November 2026, H100: 2.2 us for 2.4 MB, 8.7 for 18.9 MB of Q4_0, 95 for 279 MB of
+// Q8_0; NOTES.md.
 #pragma once
 #include "linear/blocks.cuh"
 #include "linear/product.cuh"
@@ -26,7 +33,8 @@
 #define ONE_WARPS 16
 #define ONE_THREADS 512
 
-// Which row of which matrix a column is. With TAIL_GATE columns are rows of the gate and of up in turn.
+// Which row of which matrix a column is. With TAIL_GATE columns are rows of the gate and of up in
+// turn.
 struct Column {
     uint matrix;
     uint row;
@@ -69,7 +77,8 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const uint n_groups = (a.n_in + 31) / 32, n_staged = a.k_parts * 32 * L;
     Word4 *low = memory, *high = low + n_staged; // columns 0 to 15 of each group, 16 to 31
-    Word2 *scale = (Word2 *)(high + n_staged);   // d as f32 bits; the sums of the integers of both halves
+    // d as f32 bits; the sums of the integers of both halves
+    Word2 *scale = (Word2 *)(high + n_staged);
     float *sums = (float *)(scale + n_staged);   // (k_parts, columns of the block)
     // The columns of this block: whole sets, and whole pairs.
     constexpr uint SET = NR < 2 ? 2 : NR;

@@ -1,4 +1,5 @@
-// What products with few rows have in common: which columns a warp makes, the norm of a row, and what follows a sum.
+// What products with few rows have in common: which columns a warp makes, the norm of a row, and
+// what follows a sum.
 #pragma once
 #include "activation.cuh"
 
@@ -9,8 +10,8 @@ __device__ __forceinline__ const MatrixArguments &matrix(const LinearArguments &
     return index == 0 ? a.m0 : index == 1 ? a.m1 : a.m2;
 }
 
-// Column `slot` of the columns that a warp makes: which matrix, and which row of it. With TAIL_GATE the slots of a warp
-// are pairs of the gate's row and up's. n_out and more: none.
+// Column `slot` of the columns that a warp makes: which matrix, and which row of it. With TAIL_GATE
+// the slots of a warp are pairs of the gate's row and up's. n_out and more: none.
 struct Slot {
     uint matrix;
     uint row;
@@ -54,7 +55,8 @@ __device__ __forceinline__ float gated(const LinearArguments &a, uint row, float
     return activate(a.activation, gate) * up;
 }
 
-// 1 / sqrt(mean(x^2) + eps) of a row; all threads of the block call it and get it. `shared` has 33 floats.
+// 1 / sqrt(mean(x^2) + eps) of a row; all threads of the block call it and get it. `shared` has 33
+// floats.
 __device__ __forceinline__ float norm_of(const LinearArguments &a, const float *x, float *shared) {
     float sum = 0.0f;
     for (uint i = threadIdx.x; i < a.n_in; i += GEMV_THREADS) sum = __fmaf_rn(x[i], x[i], sum);

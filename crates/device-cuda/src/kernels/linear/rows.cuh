@@ -7,10 +7,12 @@
 #include "linear/blocks.cuh"
 #include "linear/floats.cuh"
 
-// The row of a token, which may be NO_TOKEN: that of an output that chose nothing, whose step runs, and the host discards it.
+// The row of a token, which may be NO_TOKEN: that of an output that chose nothing, whose step runs,
+// and the host discards it.
 __device__ __forceinline__ uint embedded(const EmbedArguments &a, uint token) { return token == NO_TOKEN ? 0 : min(token, a.n_table - 1); }
 
-// Four neighbouring columns of a row of a table, the first a multiple of four, as `embed` and `float_embed` have them.
+// Four neighbouring columns of a row of a table, the first a multiple of four, as `embed` and
+// `float_embed` have them.
 template <class T> struct RowsOfBlocks {
     static __device__ __forceinline__ void four(const MatrixArguments &table, uint index, uint column, float scale, float (&out)[4]) {
         const Row row = row_of(table, index);

@@ -1,6 +1,6 @@
-// Rows on their way to the products of many rows (gemm.cuh): the norm if there is one, then halves, each row divided by the
-// power of two that brings its largest magnitude to 1 or a little more, so that nothing is too large or too small. Grid:
-// (rows).
+// Rows on their way to the products of many rows (gemm.cuh): the norm if there is one, then halves,
+// each row divided by the power of two that brings its largest magnitude to 1 or a little more, so
+// that nothing is too large or too small. Grid: (rows).
 #include "kernels.cuh"
 
 KERNEL(256) rows_f16(const __grid_constant__ RowsArguments a) {

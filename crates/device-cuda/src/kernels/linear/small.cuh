@@ -1,12 +1,14 @@
-// y = x W^T for a small matrix in F32, such as a router's, of one row or of many; the norm of x before it, a bias after it. All in f32.
+// y = x W^T for a small matrix in F32, such as a router's, of one row or of many; the norm of x
+// before it, a bias after it. All in f32.
 //
-// The norm's 1 / sqrt(mean(x^2) + eps) multiplies the sums at the end, so that x is read once. Rows of W are padded with zeros to whole
-// groups of 32 columns.
+// The norm's 1 / sqrt(mean(x^2) + eps) multiplies the sums at the end, so that x is read once. Rows
+// of W are padded with zeros to whole groups of 32 columns.
 //
 // Host contract
 //   parameter  LinearArguments with one matrix and TAIL_STORE
-//   small_row  of few rows; threads 256, grid (n_out, rows): a block a result. Thread t sums columns 4 t, 4 t + 1024, ..., then a tree.
-//   small_rows threads 128, grid (n_out / 16, rows / 32): tiles. Columns of x ascending, one sum for each result.
+//   small_row of few rows; threads 256, grid (n_out, rows): a block a result. Thread t sums columns
+//   4 t, 4 t + 1024, ..., then a tree. small_rows threads 128, grid (n_out / 16, rows / 32): tiles.
+//   Columns of x ascending, one sum for each result.
 #pragma once
 #include "linear/product.cuh"
 

@@ -1,8 +1,10 @@
-// Tokens in the order in which they are weighed, best first: the larger logit, the lower id of equals.
+// Tokens in the order in which they are weighed, best first: the larger logit, the lower id of
+// equals.
 //
-// A token is (key, id). Keys are the logits' bits, turned so that unsigned integers have their order; 0 is what is never
-// chosen. Nothing is sorted: `nth` finds the token at which a sum down the order reaches a goal, digit by digit of key and id,
-// by histograms in shared memory. Sums are integers, weights fixed point, and so no result depends on the order of lanes.
+// A token is (key, id). Keys are the logits' bits, turned so that unsigned integers have their
+// order; 0 is what is never chosen. Nothing is sorted: `nth` finds the token at which a sum down
+// the order reaches a goal, digit by digit of key and id, by histograms in shared memory. Sums are
+// integers, weights fixed point, and so no result depends on the order of lanes.
 #pragma once
 #include "kernels.cuh"
 
@@ -29,7 +31,8 @@ __device__ __forceinline__ float exponent_of(uint key, Scale scale) {
     return (logit_of(key) - scale.best) / scale.temperature;
 }
 
-// In 2^-40, cut off: the best weighs 2^40, and 2^23 tokens fit in 64 bits. What is less than 2^-40 of the best is never chosen.
+// In 2^-40, cut off: the best weighs 2^40, and 2^23 tokens fit in 64 bits. What is less than 2^-40
+// of the best is never chosen.
 __device__ __forceinline__ ulong weight_of(uint key, Scale scale) {
     return ulong(expf(exponent_of(key, scale)) * 1099511627776.0f);
 }
@@ -90,8 +93,9 @@ __device__ __forceinline__ ulong sum_of(Bins *bins, uint bin, bool by_count) {
     return (ulong(load_word(&bins->high[bin])) << 32) | load_word(&bins->low[bin]);
 }
 
-// The first token, best first, down to which the tokens (or their weights) sum to `goal`, which is at least 1 and no more than
-// the sum of all. All threads call it and get it. 4 digits of the key and 4 of the id, as far as more than one token is left.
+// The first token, best first, down to which the tokens (or their weights) sum to `goal`, which is
+// at least 1 and no more than the sum of all. All threads call it and get it. 4 digits of the key
+// and 4 of the id, as far as more than one token is left.
 __device__ __forceinline__ Word2 nth(Tokens tokens, ulong goal, bool by_count, Scale scale, Bins *bins, Lane lane) {
     Word2 prefix = make_token(0, 0);
     Word2 known = make_token(0, 0);
@@ -150,7 +154,8 @@ __device__ __forceinline__ Word2 nth(Tokens tokens, ulong goal, bool by_count, S
     return bins->token;
 }
 
-// Sum of the weights down to the token `last`, of those whose exponent is at least `floor`. All threads call it and get it.
+// Sum of the weights down to the token `last`, of those whose exponent is at least `floor`. All
+// threads call it and get it.
 __device__ __forceinline__ ulong mass_of(Tokens tokens, Word2 last, float floor, Scale scale, Bins *bins, Lane lane) {
     ulong sum = 0;
     for (uint i = lane.index; i < tokens.n; i += lane.n_threads) {

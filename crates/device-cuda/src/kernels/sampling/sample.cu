@@ -1,20 +1,24 @@
-// One token at random for each output that is sampled, after top-k, top-p and min-p, each of which keeps the best of what is left.
+// One token at random for each output that is sampled, after top-k, top-p and min-p, each of which
+// keeps the best of what is left.
 //
-// What is kept is always a prefix of the order (rank.h), so a stage only says where it ends, and the choice is the token at
-// which the weights, best first, sum to more than a random part of what is kept: chosen = nth(u * mass). The random number
-// is the host's.
+// What is kept is always a prefix of the order (rank.h), so a stage only says where it ends, and
+// the choice is the token at which the weights, best first, sum to more than a random part of what
+// is kept: chosen = nth(u * mass). The random number is the host's.
 //
-// The vocabulary is read two or three times: for the best of each thread; then all that are as good as the 512th of these (or
-// the k-th) go to a list in shared memory: at least as many tokens as were asked for, and seldom twice as many; and,
-// without top-k, for the sum of all. Searches then are in the list wherever the goal lies in it, and over the vocabulary where
-// the distribution is flat (up to 9 passes each).
+// The vocabulary is read two or three times: for the best of each thread; then all that are as good
+// as the 512th of these (or the k-th) go to a list in shared memory: at least as many tokens as
+// were asked for, and seldom twice as many; and, without top-k, for the sum of all. Searches then
+// are in the list wherever the goal lies in it, and over the vocabulary where the distribution is
+// flat (up to 9 passes each).
 //
-// An output without a logit above -infinity, or with an infinite one, gets NO_TOKEN. Grid: (outputs) blocks of 1,024 threads; those of outputs that are not sampled return at once.
+// An output without a logit above -infinity, or with an infinite one, gets NO_TOKEN. Grid:
+// (outputs) blocks of 1,024 threads; those of outputs that are not sampled return at once.
 #include "sampling/rank.cuh"
 
 // Of so many best tokens the list is sure, where there are twice as many threads.
 #define HEAD 512
-// Tokens that the list has room for; more (only many equals are more) are searched in the vocabulary.
+// Tokens that the list has room for; more (only many equals are more) are searched in the
+// vocabulary.
 #define LIST 2048
 
 __device__ __forceinline__ void give(const ChooseArguments &a, const Choice &choice, uint token) {

@@ -1,5 +1,6 @@
 // Arguments of the attention kernels: 96 bytes. build.rs gives the host the same structs.
-// PagesArguments and TurnArguments are those of kernels/arguments.h, which is included before this one.
+// PagesArguments and TurnArguments are those of kernels/arguments.h, which is included before this
+// one.
 #pragma once
 
 struct AttentionArguments {

@@ -11,13 +11,15 @@ constant uint ATTENTION_HEADS [[function_constant(33)]];
 constant bool ATTENTION_SOFTCAP [[function_constant(34)]];
 // A logit for each query head takes part in the softmax's sum.
 constant bool ATTENTION_SINKS [[function_constant(35)]];
-// A row sees only the last `window` positions, its own included; or of self_attention `window` rows to each side of itself.
+// A row sees only the last `window` positions, its own included; or of self_attention `window` rows
+// to each side of itself.
 constant bool ATTENTION_WINDOW [[function_constant(36)]];
 // Decode: positions are split over threadgroups, whose results attention_merge joins.
 constant bool ATTENTION_SPLIT [[function_constant(37)]];
 // Decode: k and v of the row come from activations: they are normalised, turned, stored and seen.
 constant bool ATTENTION_FUSED [[function_constant(38)]];
-// Decode: query heads, and with ATTENTION_FUSED key heads, are normalised, and with a weight; how they turn (rotate.h).
+// Decode: query heads, and with ATTENTION_FUSED key heads, are normalised, and with a weight; how
+// they turn (rotate.h).
 constant bool ATTENTION_Q_NORM [[function_constant(39)]];
 constant bool ATTENTION_K_NORM [[function_constant(40)]];
 constant bool ATTENTION_Q_WEIGHT [[function_constant(41)]];

@@ -1,15 +1,17 @@
-// attention_decode_<kv>, cross_attention_decode_<kv>: flash attention of few rows, one threadgroup for a row, a KV head's query
-// heads and a part of the positions. <kv>: f32, f16, q8_0.
+// attention_decode_<kv>, cross_attention_decode_<kv>: flash attention of few rows, one threadgroup
+// for a row, a KV head's query heads and a part of the positions. <kv>: f32, f16, q8_0.
 //
 //     out = softmax(softcap(scale * q k^T)) v     over positions first .. last of the row's sequence: last is the row's own, or with
 //                                                 ATTENTION_BOTH_WAYS that of its span's last row
 //
-// q may be normalised and turned first. With ATTENTION_FUSED the row's own k and v are not yet in the cache: k is normalised and turned
-// too, k and v are stored and take part (as they are read back later), all in this kernel. Every row must then belong to a sequence of
-// its own. Where values are keys, k is stored alone, and v is not read.
+// q may be normalised and turned first. With ATTENTION_FUSED the row's own k and v are not yet in
+// the cache: k is normalised and turned too, k and v are stored and take part (as they are read
+// back later), all in this kernel. Every row must then belong to a sequence of its own. Where
+// values are keys, k is stored alone, and v is not read.
 //
 // Host contract
-//   buffers  0 AttentionArguments (attention/arguments.h)   1 Step    2 q (n, n_heads * head_dim) f32, multiple of 4 bytes
+//   buffers 0 AttentionArguments (attention/arguments.h) 1 Step 2 q (n, n_heads * head_dim) f32,
+//   multiple of 4 bytes
 //            3 positions (n)     4 row_spans (n)             5 spans, ATTENTION_BOTH_WAYS     6 page_tables
 //            8 sinks (n_heads) f32, ATTENTION_SINKS          9 out (n, n_heads * head_dim) f32, may be q
 //            10 partials (n, n_heads, n_splits, 4 * ceil(head_dim / 4)) f32, 11 totals (n, n_heads, n_splits) float2: ATTENTION_SPLIT
@@ -18,20 +20,23 @@
 //            18 the layer's bias of keys (key_bias.h), ATTENTION_KEY_BIAS
 //            What the constants leave unused is bound all the same, to anything. Layers lie at multiples of 16 bytes in pages.
 //   threads  32 * S, S = 1 to 8 simdgroups
-//   grid     (n_kv_heads * ceil(group / ATTENTION_HEADS), n_splits or 1, n), group = n_heads / n_kv_heads
-//   constants all of attention/constants.h; cross_attention_decode takes no notice of _WINDOW, _CHUNKED,
+//   grid (n_kv_heads * ceil(group / ATTENTION_HEADS), n_splits or 1, n), group = n_heads /
+//   n_kv_heads constants all of attention/constants.h; cross_attention_decode takes no notice of
+//   _WINDOW, _CHUNKED,
 //            _BOTH_WAYS, _FUSED, _KEY_BIAS, norms and turns
-//   threadgroup memory 0  4 * (max(ATTENTION_HEADS + 2, S) * D + S * ATTENTION_HEADS * 34) bytes, with ATTENTION_KEY_BIAS
+//   threadgroup memory 0 4 * (max(ATTENTION_HEADS + 2, S) * D + S * ATTENTION_HEADS * 34) bytes,
+//   with ATTENTION_KEY_BIAS
 //            4 * ATTENTION_HEADS * (1 + head_dim) more, rounded up to 16; D = 4 * ceil(head_dim / 4)
-//   reads    K and V of the positions once for ATTENTION_HEADS heads; of pages outside first .. last nothing
-//   out may be q only without ATTENTION_SPLIT and with group <= ATTENTION_HEADS
+//   reads K and V of the positions once for ATTENTION_HEADS heads; of pages outside first .. last
+//   nothing out may be q only without ATTENTION_SPLIT and with group <= ATTENTION_HEADS
 //
-// A simdgroup takes tiles of 32 positions in turn: scores (attention/scores.h), then an online softmax with a position a lane, then
-// the values, a vector of four columns a lane and as many positions at once as lanes are left. Probabilities pass through 32
-// floats a head of threadgroup memory. Splits take neighbouring tiles.
+// A simdgroup takes tiles of 32 positions in turn: scores (attention/scores.h), then an online
+// softmax with a position a lane, then the values, a vector of four columns a lane and as many
+// positions at once as lanes are left. Probabilities pass through 32 floats a head of threadgroup
+// memory. Splits take neighbouring tiles.
 //
-// Order of accumulation: positions ascending in a simdgroup's tiles (the row's own position last), then simdgroups ascending,
-// then splits ascending; the sink last.
+// Order of accumulation: positions ascending in a simdgroup's tiles (the row's own position last),
+// then simdgroups ascending, then splits ascending; the sink last.
 #pragma once
 #include "attention/scores.h"
 #include "key_bias.h"
@@ -47,8 +52,8 @@ template<class P> static inline float norm_factor(P values, uint n, float eps, u
     return 1.0f / precise::sqrt(simd_sum(sum) / float(n) + eps);
 }
 
-// Normalise and turn a head that stands in threadgroup memory. One simdgroup calls it. `row`: all heads of the head's row, `weight`: the
-// head's own.
+// Normalise and turn a head that stands in threadgroup memory. One simdgroup calls it. `row`: all
+// heads of the head's row, `weight`: the head's own.
 static inline void norm_and_turn(threadgroup float * head, device const float * row, uint n_heads, bool norm, bool weighted,
                                  uint rope, constant TurnArguments & turn, device const float * weight,
                                  device const float * frequencies, uint position, ushort lane) {
@@ -109,7 +114,8 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
     const uint first_head = kv_head * group + first_in_group;
     const uint n_heads = min(uint(ATTENTION_HEADS), group - first_in_group);
 
-    // Threadgroup memory: heads of q, k, v; later the simdgroups' sums of a head. Behind it probabilities and totals.
+    // Threadgroup memory: heads of q, k, v; later the simdgroups' sums of a head. Behind it
+    // probabilities and totals.
     threadgroup float * vectors = (threadgroup float *) memory;
     const uint fours = HEAD_FOURS, columns = 4 * HEAD_FOURS;
     threadgroup float * probabilities =

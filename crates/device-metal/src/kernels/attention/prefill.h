@@ -1,19 +1,23 @@
-// attention_prefill_<kv>_<D>, self_attention_<D>, cross_attention_prefill_<kv>_<D>: flash attention of many rows by tiles.
+// attention_prefill_<kv>_<D>, self_attention_<D>, cross_attention_prefill_<kv>_<D>: flash attention
+// of many rows by tiles.
 // <kv>: f32, f16, q8_0; <D>: 64, 128, 256, 512, and of attention_prefill 576, the least that head_dim does not exceed.
 //
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
 // Host contract
-//   buffers  0 AttentionArguments (attention/arguments.h)   1 Step    2 q (n, n_heads * head_dim) f32, multiple of 4 bytes
+//   buffers 0 AttentionArguments (attention/arguments.h) 1 Step 2 q (n, n_heads * head_dim) f32,
+//   multiple of 4 bytes
 //            4 row_spans (n)     5 spans (n_spans)     6 page_tables
 //            8 sinks (n_heads) f32, ATTENTION_SINKS    9 out (n, n_heads * head_dim) f32, may be q
 //            12 k, 13 v (n, n_kv_heads * head_dim) f32, multiples of 16 bytes: self_attention
 //            18 the layer's bias of keys (key_bias.h), ATTENTION_KEY_BIAS
 //            What a kernel leaves unused is bound all the same, to anything.
 //   threads  128
-//   grid     (ceil(n / R), n_kv_heads * ceil(group / H), 1): H = ATTENTION_HEADS, at most 8, group = n_heads / n_kv_heads,
+//   grid (ceil(n / R), n_kv_heads * ceil(group / H), 1): H = ATTENTION_HEADS, at most 8, group =
+//   n_heads / n_kv_heads,
 //            R = floor(8 * B / H) rows, B from the table
-//   constants ATTENTION_HEAD_DIM, _HEADS, _SOFTCAP, _SINKS, _WINDOW, _CHUNKED, _BOTH_WAYS, _KEY_BIAS; the last five mean nothing to
+//   constants ATTENTION_HEAD_DIM, _HEADS, _SOFTCAP, _SINKS, _WINDOW, _CHUNKED, _BOTH_WAYS,
+//   _KEY_BIAS; the last five mean nothing to
 //            cross_attention, and of these only _WINDOW to self_attention
 //   threadgroup memory  none to be set
 //   reads    K and V of the positions that a tile's rows see once for R rows and H heads
@@ -26,11 +30,12 @@
 //     512  1               1
 //     576  1               1
 //
-// A tile's rows are pairs: all query heads of a KV head meet the same keys. Rows of several spans may share a tile; each span's
-// positions are gone through in turn, and rows of others see none of them. Keys and values come 32 positions by 64 columns at a time
-// through threadgroup memory, as halves (floats for F32 and self_attention); what a row's head has no column for is 0. Four simdgroups
-// share the keys of a score tile (8 each), then its rows (for the softmax), then the columns of the values (16 of 64 each), whose sums
-// stay in their matrices.
+// A tile's rows are pairs: all query heads of a KV head meet the same keys. Rows of several spans
+// may share a tile; each span's positions are gone through in turn, and rows of others see none of
+// them. Keys and values come 32 positions by 64 columns at a time through threadgroup memory, as
+// halves (floats for F32 and self_attention); what a row's head has no column for is 0. Four
+// simdgroups share the keys of a score tile (8 each), then its rows (for the softmax), then the
+// columns of the values (16 of 64 each), whose sums stay in their matrices.
 //
 // Order of accumulation: positions ascending, 32 at a time.
 #pragma once
@@ -58,7 +63,8 @@ template<> struct AttentionOperand<half> {
     static half one(float v) { return half(clamp(v, -65504.0f, 65504.0f)); }
 };
 
-// Stage 64 columns of 32 vectors: thread `tid` brings 16 columns of vector tid / 4, zeros if it is not there.
+// Stage 64 columns of 32 vectors: thread `tid` brings 16 columns of vector tid / 4, zeros if it is
+// not there.
 template<class K>
 static inline void stage(threadgroup typename K::Operand * tile, device const uchar * vector, bool there, uint chunk, ushort tid) {
     typedef typename K::Operand T;
@@ -145,7 +151,8 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
     const uint last_span = row_spans[end_row - 1];
     for (uint s = row_spans[first_row]; s <= last_span; s++) {
         const uint span_row = spans[s].first_row, span_rows = spans[s].n_rows, span_position = spans[s].first_position;
-        const uint low_row = max(first_row, span_row), high_row = min(end_row, span_row + span_rows); // of the tile, in the span
+        // of the tile, in the span
+        const uint low_row = max(first_row, span_row), high_row = min(end_row, span_row + span_rows);
         if (low_row >= high_row) continue;
         // What some row of the tile sees.
         uint first = 0, end = SOURCE == SOURCE_ENCODER ? a.n_positions : span_rows;
@@ -208,8 +215,8 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
             bool shrinking = false;
             const uint at = start + lane;
             if (biased) {
-                // Of the simdgroup's own pairs, so that no others wait for it. A lane has the terms of a pair of columns of each, in
-                // f32 from q itself, for biases are large.
+                // Of the simdgroup's own pairs, so that no others wait for it. A lane has the terms
+                // of a pair of columns of each, in f32 from q itself, for biases are large.
                 float missing[B * 2];
                 device const float * q_of[B * 2];
                 #pragma clang loop unroll(full)

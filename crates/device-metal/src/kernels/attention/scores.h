@@ -1,9 +1,10 @@
 // Scores of 32 neighbouring positions with up to 8 query heads, by one simdgroup.
 //
-// ATTENTION_KEY_LANES lanes share as many neighbouring keys: of 4, each takes every fourth vector of four columns, so that they read 32
-// or 64 neighbouring bytes, and q is read from threadgroup memory once for four keys. Three exchanges a head then leave each lane with
-// the score of the position that is its own. 8 lanes read twice as many neighbours and q half as often, for seven exchanges and twice
-// the registers; 16 again twice and half, for fifteen.
+// ATTENTION_KEY_LANES lanes share as many neighbouring keys: of 4, each takes every fourth vector
+// of four columns, so that they read 32 or 64 neighbouring bytes, and q is read from threadgroup
+// memory once for four keys. Three exchanges a head then leave each lane with the score of the
+// position that is its own. 8 lanes read twice as many neighbours and q half as often, for seven
+// exchanges and twice the registers; 16 again twice and half, for fifteen.
 #pragma once
 #include "attention/vectors.h"
 
@@ -16,8 +17,8 @@ struct TileScores {
     float s[8]; // of the lane's own position, by head
 };
 
-// `q` (ATTENTION_HEADS, HEAD_FOURS), scaled. Positions `start` to `start + 31` of which first to last are read (those outside get
-// the score of one inside); `start` is a multiple of 32.
+// `q` (ATTENTION_HEADS, HEAD_FOURS), scaled. Positions `start` to `start + 31` of which first to
+// last are read (those outside get the score of one inside); `start` is a multiple of 32.
 template<class K>
 static inline TileScores tile_scores(threadgroup const float4 * q, HeadPages pages, uint start, uint first, uint last,
                                      ushort lane) {
@@ -55,8 +56,9 @@ static inline TileScores tile_scores(threadgroup const float4 * q, HeadPages pag
     TileScores scores;
     #pragma clang loop unroll(full)
     for (uint h = 0; h < ATTENTION_HEADS; h++) {
-        // Of the keys whose sums a lane has, it keeps those of its own bit and sends the others. Bounds are literals, so that
-        // loops are unrolled from the inside out and the sums stay in registers.
+        // Of the keys whose sums a lane has, it keeps those of its own bit and sends the others.
+        // Bounds are literals, so that loops are unrolled from the inside out and the sums stay in
+        // registers.
         #pragma clang loop unroll(full)
         for (uint level = 0; level < 4; level++) {
             const uint bit = 1u << level, n_pairs = ATTENTION_KEY_LANES / bit / 2;

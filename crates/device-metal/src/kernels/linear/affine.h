@@ -1,6 +1,7 @@
-// The affine types of MLX and `.base`: groups of 32, 64 or 128 codes of 2, 3, 4, 5, 6 or 8 bits, a row of codes being one stream of
-// bits, the first in the lowest; scales and offsets in planes of their own. value = scale * q + offset, or
-// scale * (q - 2^(bits - 1)) with AFFINE_SYMMETRIC. And CTranslate2's rows of signed integers with one number to divide by.
+// The affine types of MLX and `.base`: groups of 32, 64 or 128 codes of 2, 3, 4, 5, 6 or 8 bits, a
+// row of codes being one stream of bits, the first in the lowest; scales and offsets in planes of
+// their own. value = scale * q + offset, or scale * (q - 2^(bits - 1)) with AFFINE_SYMMETRIC. And
+// CTranslate2's rows of signed integers with one number to divide by.
 //
 // Codes start at multiples of 2 bytes, scales at multiples of their size.
 #pragma once
@@ -51,8 +52,8 @@ template<short BITS> struct Affine : WholeBlocks {
     }
 };
 
-// Rows of signed integers of an element type; the plane of scales holds a float a row, which divides. Rows need not be whole
-// spans.
+// Rows of signed integers of an element type; the plane of scales holds a float a row, which
+// divides. Rows need not be whole spans.
 template<class E> struct IntegerRow : NoLevels {
     enum { GROUPS = 1, OFFSET = 0, RAGGED = 1, PLANES = 1 };
     typedef float Operand;

@@ -1,5 +1,5 @@
-// Arguments of the kernels that multiply with weights. All fields have 4 bytes; sizes are multiples of 16.
-// build.rs gives the host the same structs.
+// Arguments of the kernels that multiply with weights. All fields have 4 bytes; sizes are multiples
+// of 16. build.rs gives the host the same structs.
 #pragma once
 
 // linear/gemv.h, linear/gemm.h, expert_linear.h: 64 bytes

@@ -1,7 +1,7 @@
 // What the decoders of block types share, and what each of them offers.
 //
-// A decoder `D` is a struct without data. `linear/gemv.h` multiplies with it in *spans*: 16 values of a row that one lane takes
-// at once, four vectors of four neighbouring columns.
+// A decoder `D` is a struct without data. `linear/gemv.h` multiplies with it in *spans*: 16 values
+// of a row that one lane takes at once, four vectors of four neighbouring columns.
 //
 //     enum { GROUPS, OFFSET, LEVELS }  1, 2 or 4 groups of vectors with a scale each; whether there are offsets;
 //                                      whether `levels` must hold D::level(0..15)
@@ -15,14 +15,15 @@
 //     uint row_bytes(n_in)             of types that follow another in linear/mixed.metal
 //     Values decode(row, index, n_in)  the 16 values of columns 16 * index .. + 15, for matrices and for embed
 //
-// Types of which most files are have these too, so that tiles can load words long before they are decoded (`Held`):
+// Types of which most files are have these too, so that tiles can load words long before they are
+// decoded (`Held`):
 //
 //     typedef .. Raw                   the words in which 16 neighbouring values lie
 //     Raw read(row, index)             those of columns 16 * index .. + 15
 //     Values values(raw, index)        what they stand for
 //
-// The factors are why a code is not shifted to its place: `word & 0x0f00` is 256 times the code, and its x is divided by 256
-// once for all rows of the weight. Powers of two are exact.
+// The factors are why a code is not shifted to its place: `word & 0x0f00` is 256 times the code,
+// and its x is divided by 256 once for all rows of the weight. Powers of two are exact.
 #pragma once
 #include <metal_stdlib>
 #include "linear/constants.h"
@@ -48,8 +49,8 @@ struct Values {
     float4 v[4];
 };
 
-// 16 neighbouring values from when they are loaded until they are needed: of types with `read` their words, of the others
-// themselves.
+// 16 neighbouring values from when they are loaded until they are needed: of types with `read`
+// their words, of the others themselves.
 template<class D, bool WORDS = D::WORDS> struct Held {
     Values held;
     void load(WeightRow row, uint index, uint n_in) { held = D::decode(row, index, n_in); }
@@ -85,7 +86,8 @@ struct NibbleBlocks : WholeBlocks {
     static float4 factor() { return BYTES_IN_PLACE; }
 };
 
-// Blocks of 256 values whose byte b of each half holds values b, b + 32, b + 64 and b + 96 of that half: a lane takes 4 bytes.
+// Blocks of 256 values whose byte b of each half holds values b, b + 32, b + 64 and b + 96 of that
+// half: a lane takes 4 bytes.
 struct QuarterBlocks : WholeBlocks {
     enum { GROUPS = 4, OFFSET = 1 };
     static uint column(uint span, short j) { return span / 8 * 128 + span % 8 * 4 + j * 32; }

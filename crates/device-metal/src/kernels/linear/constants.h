@@ -1,7 +1,8 @@
-// Function constants of the kernels that multiply with weights: linear, expert_linear, embed. Indices 0 to 31.
+// Function constants of the kernels that multiply with weights: linear, expert_linear, embed.
+// Indices 0 to 31.
 //
-// A pipeline sets those that its kernel's header names. On Apple's compiler they are known when the machine code is made, so
-// that a branch on one costs nothing.
+// A pipeline sets those that its kernel's header names. On Apple's compiler they are known when the
+// machine code is made, so that a branch on one costs nothing.
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
@@ -18,13 +19,15 @@ constant bool LINEAR_GATE [[function_constant(3)]];
 constant uint LINEAR_ACTIVATION [[function_constant(4)]];
 // Weights multiplied with one x: 1, 2 or 3 (with LINEAR_GATE: 2).
 constant uint LINEAR_WEIGHTS [[function_constant(5)]];
-// Simdgroups that share a row of a weight: 1, 2, 4, 8 or more, a divisor of those of a threadgroup. GEMV only.
+// Simdgroups that share a row of a weight: 1, 2, 4, 8 or more, a divisor of those of a threadgroup.
+// GEMV only.
 constant uint LINEAR_SPLIT [[function_constant(6)]];
 // The largest output of each threadgroup and its column are written too. GEMV only.
 constant bool LINEAR_ARGMAX [[function_constant(7)]];
 // out = softcap * tanh(out / softcap).
 constant bool LINEAR_SOFTCAP [[function_constant(8)]];
-// Of F32, F16 and BF16: n_in is not a multiple of 4, or rows do not start at multiples of 16 bytes (F32) or 8.
+// Of F32, F16 and BF16: n_in is not a multiple of 4, or rows do not start at multiples of 16 bytes
+// (F32) or 8.
 constant bool LINEAR_SCALAR [[function_constant(9)]];
 // Of affine types: columns that share a scale: 32, 64 or 128.
 constant uint AFFINE_GROUP [[function_constant(10)]];
@@ -40,7 +43,8 @@ constant bool EXPERTS_SUM [[function_constant(15)]];
 constant bool EXPERTS_BESIDE [[function_constant(16)]];
 // The only weight is a gate of rows that are given: out = activation(product) * up.
 constant bool LINEAR_UP [[function_constant(17)]];
-// Products of a row count as much as a gate of the row lets through: out = residual + sigmoid(row_gate) * product. With LINEAR_RESIDUAL.
+// Products of a row count as much as a gate of the row lets through: out = residual +
+// sigmoid(row_gate) * product. With LINEAR_RESIDUAL.
 constant bool LINEAR_ROW_GATE [[function_constant(18)]];
 // The product runs on the matrix units that Metal 4 gives access to (linear/tensor.h).
 constant bool LINEAR_TENSOR [[function_constant(14)]];

@@ -1,28 +1,35 @@
-// linear_<type>_gemm_<BX>: y = x W^T for many rows of x, tiles of BX = 32 or 64 rows of x and 64 rows of a weight.
+// linear_<type>_gemm_<BX>: y = x W^T for many rows of x, tiles of BX = 32 or 64 rows of x and 64
+// rows of a weight.
 //
 //     y_i = epilogue(x W_i^T + bias_i), W_i (n_out_i, n_in), x (n_rows, n_in) f32, y_i (n_rows, n_out_i) f32
 //
 // Host contract
-//   buffers  0 LinearArguments        1 x                    3, 4, 5 codes, 6, 7, 8 scales, 9, 10, 11 offsets of weights 0, 1, 2
+//   buffers 0 LinearArguments 1 x 3, 4, 5 codes, 6, 7, 8 scales, 9, 10, 11 offsets of weights 0, 1,
+//   2
 //            12, 13, 14 biases        15 residual, or up, as in linear/gemv.h
 //            16, 17, 18 y_0, y_1, y_2                        20 Step     21 row_gate (n_rows), LINEAR_ROW_GATE
 //            Alignments and unused buffers as in linear/gemv.h.
 //   threads  128
-//   grid     (T, ceil(n_rows / BX), 1), T = sum over weights of ceil(n_out_i / 64); with LINEAR_GATE ceil(n_out_0 / 32)
-//   constants LINEAR_BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION, _WEIGHTS, _SOFTCAP, _TENSOR; LINEAR_SCALAR of floats and integer rows;
+//   grid (T, ceil(n_rows / BX), 1), T = sum over weights of ceil(n_out_i / 64); with LINEAR_GATE
+//   ceil(n_out_0 / 32) constants LINEAR_BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION,
+//   _WEIGHTS, _SOFTCAP, _TENSOR; LINEAR_SCALAR of floats and integer rows;
 //            AFFINE_GROUP, _SCALE, _SYMMETRIC of affine types
-//   threadgroup memory  none to be set; a tile takes 80 (BX + 64) bytes, twice that of types with float operands
-//   reads    a weight's tile once for BX rows of x, nothing after any row's end
+//   threadgroup memory none to be set; a tile takes 80 (BX + 64) bytes, twice that of types with
+//   float operands reads a weight's tile once for BX rows of x, nothing after any row's end
 //
-// Operands are halves (saturated at 65504), or floats where a half loses what the file has (F32, BF16, integer rows); sums are
-// floats. Four simdgroups, two by two, make BX / 2 rows of x times 32 rows of W each: 2 or 4 by 4 matrices of 8 x 8. Columns go by 32,
-// the next 32 are loaded while the matrices of the last are multiplied, and decoded when they are stored. Rows of a tile lie 40 operands apart, so
-// that the eight rows of a matrix lie in different banks. Two simdgroups whose rows of x are all after the last bring their part of
-// the tiles and leave the matrix units to the others: an expert seldom fills its tile.
+// Operands are halves (saturated at 65504), or floats where a half loses what the file has (F32,
+// BF16, integer rows); sums are floats. Four simdgroups, two by two, make BX / 2 rows of x times 32
+// rows of W each: 2 or 4 by 4 matrices of 8 x 8. Columns go by 32, the next 32 are loaded while the
+// matrices of the last are multiplied, and decoded when they are stored. Rows of a tile lie 40
+// operands apart, so that the eight rows of a matrix lie in different banks. Two simdgroups whose
+// rows of x are all after the last bring their part of the tiles and leave the matrix units to the
+// others: an expert seldom fills its tile.
 //
-// With LINEAR_TENSOR, where the compiler has Metal 4's tensors, the tile is multiplied by linear/tensor.h instead.
+// With LINEAR_TENSOR, where the compiler has Metal 4's tensors, the tile is multiplied by
+// linear/tensor.h instead.
 //
-// With LINEAR_GATE the rows of a tile are 16 of the gate, the same 16 of up, and so on, so that a simdgroup holds both.
+// With LINEAR_GATE the rows of a tile are 16 of the gate, the same 16 of up, and so on, so that a
+// simdgroup holds both.
 //
 // Order of accumulation: columns ascending by 8, within 8 as the matrix unit does it.
 #pragma once
@@ -46,7 +53,8 @@ template<> struct OperandVector<half> {
     static half4 of(float4 v) { return half4(clamp(v, float4(-65504.0f), float4(65504.0f))); }
 };
 
-// What a thread brings of 32 columns of a tile: 16 of row tid / 2 of the weights, BX / 4 of row tid / (128 / BX) of x.
+// What a thread brings of 32 columns of a tile: 16 of row tid / 2 of the weights, BX / 4 of row tid
+// / (128 / BX) of x.
 template<class D, short BX> struct TilePart {
     WeightRow w_row;
     device const float * x_row;
@@ -78,8 +86,8 @@ template<class D, short BX> struct TilePart {
     }
 };
 
-// The products of a tile with n_rows rows of x: sums of BX / 16 by 4 matrices, rows of x by rows of the weight, of simdgroup
-// (sg / 2, sg % 2).
+// The products of a tile with n_rows rows of x: sums of BX / 16 by 4 matrices, rows of x by rows of
+// the weight, of simdgroup (sg / 2, sg % 2).
 template<short BX> struct GemmSums {
     simdgroup_float8x8 m[BX / 16][4];
 };
@@ -130,7 +138,8 @@ static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x
     return sums;
 }
 
-// Row `tid / 2` of a tile of weights that begins with row `first`: which weight (0, or 1: up), and which row of it.
+// Row `tid / 2` of a tile of weights that begins with row `first`: which weight (0, or 1: up), and
+// which row of it.
 static inline uint2 tile_row(uint first, ushort tid) {
     const uint row = tid / 2;
     if (!LINEAR_GATE) return uint2(0, first + row);
@@ -152,8 +161,8 @@ struct GemmOutput {
     float softcap;
 };
 
-// Eight rows of x from row x_0 of the tile on, 32 products each, `stride` floats apart. With LINEAR_GATE they are 16 columns of
-// y. A simdgroup does it, columns by lanes.
+// Eight rows of x from row x_0 of the tile on, 32 products each, `stride` floats apart. With
+// LINEAR_GATE they are 16 columns of y. A simdgroup does it, columns by lanes.
 static inline void write_strip(GemmOutput o, threadgroup const float * strip, ushort stride, uint x_0, ushort sg, ushort lane) {
     if (LINEAR_GATE) {
         const uint column = o.first + sg % 2 * 16 + lane % 16;

@@ -1,10 +1,12 @@
-// linear_<type>_gemv_<N>: y = x W^T for few rows of x, N = 1, 2, 4 or 8 at a time, up to three weights of one type at once.
-// linear_<type>_<last>_gemv_1 (linear/mixed.metal): the same of three weights, the last of another type.
+// linear_<type>_gemv_<N>: y = x W^T for few rows of x, N = 1, 2, 4 or 8 at a time, up to three
+// weights of one type at once. linear_<type>_<last>_gemv_1 (linear/mixed.metal): the same of three
+// weights, the last of another type.
 //
 //     y_i = epilogue(x W_i^T + bias_i), W_i (n_out_i, n_in), x (n_rows, n_in) f32, y_i (n_rows, n_out_i) f32
 //
 // Host contract
-//   buffers  0 LinearArguments (linear/arguments.h)     1 x, multiple of 16 bytes (with LINEAR_SCALAR: 4)
+//   buffers 0 LinearArguments (linear/arguments.h) 1 x, multiple of 16 bytes (with
+//   LINEAR_SCALAR: 4)
 //            2 norm (n_in) f32, aligned as x, LINEAR_NORM  3, 4, 5 codes of weights 0, 1, 2
 //            6, 7, 8 their planes of scales             9, 10, 11 their planes of offsets
 //            12, 13, 14 biases (n_out_i) f32            15 residual (n_rows, n_out_0) f32, may be y_0, LINEAR_RESIDUAL; or
@@ -14,21 +16,26 @@
 //            A buffer that the constants leave unused is bound all the same, to anything. Codes start at multiples of what the
 //            decoder's header says, planes at multiples of 4 bytes.
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
-//   grid     (ceil(G / (S / LINEAR_SPLIT)), ceil(n_rows / N), 1), G = sum over weights of ceil(n_out_i / 4); with LINEAR_GATE ceil(n_out_0 / 2)
-//   constants LINEAR_NORM, _BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION, _WEIGHTS, _SPLIT, _ARGMAX, _SOFTCAP; LINEAR_SCALAR of floats and
+//   grid (ceil(G / (S / LINEAR_SPLIT)), ceil(n_rows / N), 1), G = sum over weights of ceil(n_out_i
+//   / 4); with LINEAR_GATE ceil(n_out_0 / 2) constants LINEAR_NORM, _BIAS, _RESIDUAL, _GATE, _UP,
+//   _ROW_GATE, _ACTIVATION, _WEIGHTS, _SPLIT, _ARGMAX, _SOFTCAP; LINEAR_SCALAR of floats and
 //            integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC of affine types
 //   threadgroup memory  none to be set
-//   reads    each weight once for N rows of x, x once for 4 rows of a weight (from caches), nothing after any row's end
+//   reads each weight once for N rows of x, x once for 4 rows of a weight (from caches), nothing
+//   after any row's end
 //
-// A simdgroup makes 4 rows of a weight (with LINEAR_GATE 2 of the gate and the same 2 of up) for all rows of x. Its lanes take
-// spans of 16 columns in turn; x and its sums are prepared once for the 4 rows. LINEAR_SPLIT simdgroups share the spans of the
-// same rows, for matrices with too few rows to fill the GPU.
+// A simdgroup makes 4 rows of a weight (with LINEAR_GATE 2 of the gate and the same 2 of up) for
+// all rows of x. Its lanes take spans of 16 columns in turn; x and its sums are prepared once for
+// the 4 rows. LINEAR_SPLIT simdgroups share the spans of the same rows, for matrices with too few
+// rows to fill the GPU.
 //
-// The norm costs no pass of its own: y = scale * sum(w * x * norm), scale = 1 / sqrt(mean(x^2) + eps), and the squares are
-// summed in the loop that multiplies.
+// The norm costs no pass of its own: y = scale * sum(w * x * norm), scale = 1 / sqrt(mean(x^2) +
+// eps), and the squares are summed in the loop that multiplies.
 //
-// Order of accumulation: each lane over its spans ascending, a span's vectors ascending, each its components and then times its
-// scale, offsets after the last vector of a scale; lanes by simd_sum, splits ascending. It is the same for every N, so that a row has the same bits whatever shares its step.
+// Order of accumulation: each lane over its spans ascending, a span's vectors ascending, each its
+// components and then times its scale, offsets after the last vector of a scale; lanes by simd_sum,
+// splits ascending. It is the same for every N, so that a row has the same bits whatever shares its
+// step.
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
@@ -81,9 +88,9 @@ template<short N> struct Products {
     float squares[N]; // of x before the norm's weight
 };
 
-// Adds a span. A vector of codes meets that of every row of x before the next is decoded, so that codes stay as they were loaded:
-// decoded they would take 64 registers. `load` is called again for each part of a span that is used: the compiler loads and decodes
-// each part once.
+// Adds a span. A vector of codes meets that of every row of x before the next is decoded, so that
+// codes stay as they were loaded: decoded they would take 64 registers. `load` is called again for
+// each part of a span that is used: the compiler loads and decodes each part once.
 template<class D, short N, class X>
 static inline void add_span(thread Products<N> & p, thread const WeightRow * rows, // 4
                             X x, device const float * norm, uint n_in, uint span) {
@@ -206,10 +213,12 @@ struct GemvPlace {
     uint n_rows;  // how many from it on
 };
 
-// 4 rows of a weight (with LINEAR_GATE 2 of each) by N rows of x, and what follows the product. `block`: which 4, of all weights'.
-// `other`: residual, or up. Every simdgroup of the threadgroup calls it as often.
+// 4 rows of a weight (with LINEAR_GATE 2 of each) by N rows of x, and what follows the product.
+// `block`: which 4, of all weights'. `other`: residual, or up. Every simdgroup of the threadgroup
+// calls it as often.
 //
-// LAST: the type of weight 2. If it is another than D, its rows have LAST::row_bytes(n_in) bytes, and no planes or levels.
+// LAST: the type of weight 2. If it is another than D, its rows have LAST::row_bytes(n_in) bytes,
+// and no planes or levels.
 template<class D, class LAST, short N, class X>
 static inline void gemv_block(constant LinearArguments & a, BoundWeights weights, X inputs, device const float * norm,
                               device const float * other, device const float * row_gate, uint block, GemvMemory<N> memory, GemvPlace at) {
@@ -291,8 +300,8 @@ static inline void gemv_block(constant LinearArguments & a, BoundWeights weights
     }
 }
 
-// Of each row of x the best of the threadgroup, after all its blocks; `partials` are those of its first row of x. Simdgroups ascend
-// with their columns, so that of equals the first stays.
+// Of each row of x the best of the threadgroup, after all its blocks; `partials` are those of its
+// first row of x. Simdgroups ascend with their columns, so that of equals the first stays.
 template<short N>
 static inline void write_best(device uint2 * partials, GemvMemory<N> memory, uint n_rows, uint n_sg, uint group, uint n_groups, uint tid) {
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,8 +1,9 @@
 // The codebooks of the IQ types below 4 bits, and how a point is taken apart.
 //
-// A point is 16 bits, its first value in the lowest: 2 bits for each of 8 values (IQ1, IQ2), 3 bits for each of 4 (IQ3). build.rs
-// prints the tables of crates/weights/src/codec/grid.rs as linear/grid_points.h. Packed so, the largest has 4 KiB: they stay in
-// constant memory, in the caches of which lanes find different points.
+// A point is 16 bits, its first value in the lowest: 2 bits for each of 8 values (IQ1, IQ2), 3 bits
+// for each of 4 (IQ3). build.rs prints the tables of crates/weights/src/codec/grid.rs as
+// linear/grid_points.h. Packed so, the largest has 4 KiB: they stay in constant memory, in the
+// caches of which lanes find different points.
 #pragma once
 #include "linear/grid_points.h"
 #include "linear/neighbours.h"
@@ -12,7 +13,8 @@ static inline float4 signed_by(float4 v, uint bits) {
     return as_type<float4>(as_type<uint4>(v) ^ (uint4(bits << 31, bits << 30, bits << 29, bits << 28) & 0x80000000u));
 }
 
-// The signs of 8 values of which 7 bits are stored: the eighth makes the number of negative ones even.
+// The signs of 8 values of which 7 bits are stored: the eighth makes the number of negative ones
+// even.
 static inline uint even_signs(uint seven) {
     seven &= 127;
     return seven | (popcount(seven) & 1) << 7;
@@ -24,7 +26,8 @@ static inline float4 iq2_four(uint point) {
     return float4(codes * 17 + 8 + codes / 2);
 }
 
-// A span of an IQ2 type: two points of 8 values, the signs of each, and what its codes are multiplied by.
+// A span of an IQ2 type: two points of 8 values, the signs of each, and what its codes are
+// multiplied by.
 static inline Codes<1> iq2_span(uint2 points, uint2 signs, float scale) {
     Codes<1> codes;
     for (short i = 0; i < 2; i++) {
@@ -36,7 +39,8 @@ static inline Codes<1> iq2_span(uint2 points, uint2 signs, float scale) {
     return codes;
 }
 
-// Of blocks with a scale for each 16 values, a nibble: d * (0.5 + scale) * 0.25 of span `at` of a block.
+// Of blocks with a scale for each 16 values, a nibble: d * (0.5 + scale) * 0.25 of span `at` of a
+// block.
 static inline float iq2_scale(float d, device const uchar * scales, uint at) {
     const uint scale = uint(scales[at / 2]) >> at % 2 * 4 & 15;
     return d * (0.5f + float(scale)) * 0.25f;

@@ -1,6 +1,7 @@
-// IQ2_S: blocks of 256 values in 82 bytes: a half `d`, 32 bytes with the low 8 bits of the index of each 8 values, 32 bytes of
-// signs, 8 bytes of upper two bits of indices, 8 bytes of scales, a nibble for each 16 values. value = d * (0.5 + scale) * 0.25 *
-// point, with its sign. Blocks start at multiples of 2 bytes.
+// IQ2_S: blocks of 256 values in 82 bytes: a half `d`, 32 bytes with the low 8 bits of the index of
+// each 8 values, 32 bytes of signs, 8 bytes of upper two bits of indices, 8 bytes of scales, a
+// nibble for each 16 values. value = d * (0.5 + scale) * 0.25 * point, with its sign. Blocks start
+// at multiples of 2 bytes.
 #pragma once
 #include "linear/grid.h"
 

@@ -1,5 +1,6 @@
-// IQ2_XS: blocks of 256 values in 74 bytes: a half `d`, 16 bits for each 8 values (9 of index, 7 of signs), 8 bytes of scales, a
-// nibble for each 16 values. value = d * (0.5 + scale) * 0.25 * point, with its sign. Blocks start at multiples of 2 bytes.
+// IQ2_XS: blocks of 256 values in 74 bytes: a half `d`, 16 bits for each 8 values (9 of index, 7 of
+// signs), 8 bytes of scales, a nibble for each 16 values. value = d * (0.5 + scale) * 0.25 * point,
+// with its sign. Blocks start at multiples of 2 bytes.
 #pragma once
 #include "linear/grid.h"
 

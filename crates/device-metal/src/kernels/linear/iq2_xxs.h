@@ -1,6 +1,6 @@
-// IQ2_XXS: blocks of 256 values in 66 bytes: a half `d`, then for each 32 values four bytes of indices, one for 8 values, and a
-// word: four times 7 bits of signs, the scale in its top 4 bits. value = d * (0.5 + scale) * 0.25 * point, with its sign. Blocks
-// start at multiples of 2 bytes.
+// IQ2_XXS: blocks of 256 values in 66 bytes: a half `d`, then for each 32 values four bytes of
+// indices, one for 8 values, and a word: four times 7 bits of signs, the scale in its top 4 bits.
+// value = d * (0.5 + scale) * 0.25 * point, with its sign. Blocks start at multiples of 2 bytes.
 #pragma once
 #include "linear/grid.h"
 

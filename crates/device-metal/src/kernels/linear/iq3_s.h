@@ -1,6 +1,7 @@
-// IQ3_S: blocks of 256 values in 110 bytes: a half `d`, 64 bytes with the low 8 bits of the index of 4 values each, 8 bytes of ninth
-// bits, 32 bytes of signs, 4 bytes of scales, a nibble for each 32 values. value = d * (1 + 2 * scale) * point, with its sign; a
-// code c of a point means 2 c + 1. Blocks start at multiples of 2 bytes.
+// IQ3_S: blocks of 256 values in 110 bytes: a half `d`, 64 bytes with the low 8 bits of the index
+// of 4 values each, 8 bytes of ninth bits, 32 bytes of signs, 4 bytes of scales, a nibble for each
+// 32 values. value = d * (1 + 2 * scale) * point, with its sign; a code c of a point means 2 c + 1.
+// Blocks start at multiples of 2 bytes.
 #pragma once
 #include "linear/grid.h"
 

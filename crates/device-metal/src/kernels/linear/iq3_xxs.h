@@ -1,6 +1,6 @@
-// IQ3_XXS: blocks of 256 values in 98 bytes: a half `d`, 64 bytes, the index of 4 values each, then a word for each 32 values: four
-// times 7 bits of signs of 8 values, the scale in its top 4 bits. value = d * (0.5 + scale) * 0.5 * point, with its sign. Blocks
-// start at multiples of 2 bytes.
+// IQ3_XXS: blocks of 256 values in 98 bytes: a half `d`, 64 bytes, the index of 4 values each, then
+// a word for each 32 values: four times 7 bits of signs of 8 values, the scale in its top 4 bits.
+// value = d * (0.5 + scale) * 0.5 * point, with its sign. Blocks start at multiples of 2 bytes.
 #pragma once
 #include "linear/grid.h"
 

@@ -1,5 +1,6 @@
-// IQ4_NL: blocks of 32 values in 18 bytes: a half `d`, then 16 bytes; byte j holds the index of value j's level in its low nibble,
-// of value j + 16's in its high one. value = d * level. Blocks start at multiples of 2 bytes.
+// IQ4_NL: blocks of 32 values in 18 bytes: a half `d`, then 16 bytes; byte j holds the index of
+// value j's level in its low nibble, of value j + 16's in its high one. value = d * level. Blocks
+// start at multiples of 2 bytes.
 #pragma once
 #include "linear/block.h"
 

@@ -1,5 +1,6 @@
-// IQ4_XS: blocks of 256 values in 136 bytes: a half `d`, 8 upper two bits of scales, 8 low four bits of scales, 128 bytes: 16 for
-// each 32 values, as in IQ4_NL. value = d * (scale - 32) * level. Blocks start at multiples of 8 bytes.
+// IQ4_XS: blocks of 256 values in 136 bytes: a half `d`, 8 upper two bits of scales, 8 low four
+// bits of scales, 128 bytes: 16 for each 32 values, as in IQ4_NL. value = d * (scale - 32) * level.
+// Blocks start at multiples of 8 bytes.
 #pragma once
 #include "linear/iq4_nl.h"
 

@@ -1,7 +1,7 @@
 // The 12 bytes of eight 6-bit scales and eight 6-bit mins that Q4_K and Q5_K share.
 //
-// Bytes 0-3 hold scales 0-3 in their low six bits, bytes 4-7 mins 0-3. Bytes 8-11 hold the low four bits of scales 4-7 and of
-// mins 4-7, whose upper two bits are the top bits of bytes 0-3 and 4-7.
+// Bytes 0-3 hold scales 0-3 in their low six bits, bytes 4-7 mins 0-3. Bytes 8-11 hold the low four
+// bits of scales 4-7 and of mins 4-7, whose upper two bits are the top bits of bytes 0-3 and 4-7.
 #pragma once
 #include "linear/block.h"
 
@@ -11,7 +11,8 @@ struct KScales {
     float2 min;
 };
 
-// What a block holds of sub-blocks 2 c and 2 c + 1, as it lies: `d` and `dmin`, and three pairs of the 12 bytes.
+// What a block holds of sub-blocks 2 c and 2 c + 1, as it lies: `d` and `dmin`, and three pairs of
+// the 12 bytes.
 struct KWords {
     half2 dm;
     ushort first;  // bytes 2 c
@@ -47,7 +48,8 @@ static inline KScales k_scales(KWords w, uint c) {
     return k;
 }
 
-// Blocks of 256 values in four chunks of 64, whose byte b of 32 holds values b and b + 32: a lane takes 8 bytes of a chunk.
+// Blocks of 256 values in four chunks of 64, whose byte b of 32 holds values b and b + 32: a lane
+// takes 8 bytes of a chunk.
 struct ChunkBlocks : WholeBlocks {
     enum { GROUPS = 2, OFFSET = 1 };
     static uint column(uint span, short j) { return span / 4 * 64 + span % 4 * 8 + (j & 2) * 16 + (j & 1) * 4; }

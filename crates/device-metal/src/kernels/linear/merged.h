@@ -1,21 +1,24 @@
-// linear_<type>_merged: y = residual + bias + x W^T for one row x that an attention made in parts: its positions were split over
-// threadgroups (attention/parts.h), and every threadgroup here joins the parts before it multiplies.
+// linear_<type>_merged: y = residual + bias + x W^T for one row x that an attention made in parts:
+// its positions were split over threadgroups (attention/parts.h), and every threadgroup here joins
+// the parts before it multiplies.
 //
 //     x = merged heads (n_heads * head_dim), W (n_out_0, n_in), y (n_out_0) f32
 //
 // Host contract
-//   buffers  0 MergedArguments (linear/arguments.h)      3 codes, 6 scales, 9 offsets of the weight, aligned as in linear/gemv.h
+//   buffers 0 MergedArguments (linear/arguments.h) 3 codes, 6 scales, 9 offsets of the weight,
+//   aligned as in linear/gemv.h
 //            12 bias (n_out_0), LINEAR_BIAS              15 residual (n_out_0), may be y, LINEAR_RESIDUAL         16 y
 //            21 sinks (n_heads) f32, where has_sinks     22 parts (n_heads, n_splits, 4 * ceil(head_dim / 4)) f32
 //            23 totals (n_heads, n_splits) float2
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
 //   grid     (ceil(B / (S / LINEAR_SPLIT)), 1, 1), B = ceil(n_out_0 / 4); there is one row
-//   constants LINEAR_BIAS, _RESIDUAL, _SPLIT; LINEAR_NORM, _GATE, _UP, _ROW_GATE, _ARGMAX and _SOFTCAP are false, _WEIGHTS is 1; those of the type
-//   threadgroup memory 0  16 * ceil(n_in / 4) bytes
-//   reads    the weight once, the parts once for each threadgroup (from caches): so a threadgroup is as large as can be
+//   constants LINEAR_BIAS, _RESIDUAL, _SPLIT; LINEAR_NORM, _GATE, _UP, _ROW_GATE, _ARGMAX and
+//   _SOFTCAP are false, _WEIGHTS is 1; those of the type threadgroup memory 0 16 * ceil(n_in / 4)
+//   bytes reads the weight once, the parts once for each threadgroup (from caches): so a
+//   threadgroup is as large as can be
 //
-// Order of accumulation: splits ascending, the sink last, for each column; then that of linear/gemv.h. Bits are those of
-// attention_merge and linear_<type>_gemv_1 one after the other.
+// Order of accumulation: splits ascending, the sink last, for each column; then that of
+// linear/gemv.h. Bits are those of attention_merge and linear_<type>_gemv_1 one after the other.
 #pragma once
 #include "attention/parts.h"
 #include "linear/gemv.h"

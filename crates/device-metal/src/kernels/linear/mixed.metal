@@ -1,5 +1,5 @@
-// Products with three weights of which the last has another type: q, k and v of files that store v with more bits. Contract:
-// linear/gemv.h and linear/joined.h.
+// Products with three weights of which the last has another type: q, k and v of files that store v
+// with more bits. Contract: linear/gemv.h and linear/joined.h.
 #include "linear/q2_k.h"
 #include "linear/q3_k.h"
 #include "linear/q4_k.h"

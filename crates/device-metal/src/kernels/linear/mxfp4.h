@@ -1,9 +1,10 @@
-// MXFP4: blocks of 32 values in 17 bytes: an exponent E8M0, then 16 bytes; byte j holds value j in its low nibble, value j + 16 in
-// its high one, each a sign, two bits of exponent and one of mantissa (E2M1). value = 2^(e - 127) * E2M1. Blocks start anywhere.
+// MXFP4: blocks of 32 values in 17 bytes: an exponent E8M0, then 16 bytes; byte j holds value j in
+// its low nibble, value j + 16 in its high one, each a sign, two bits of exponent and one of
+// mantissa (E2M1). value = 2^(e - 127) * E2M1. Blocks start anywhere.
 //
-// The lower three bits of a code, 9 places up, are a half that is 2^-14 times the number, a subnormal one for 0.5. Halves are
-// multiplied before they are converted: Apple's GPUs compute with subnormal halves, but what a conversion of one to a flushed f32
-// gives is not said anywhere.
+// The lower three bits of a code, 9 places up, are a half that is 2^-14 times the number, a
+// subnormal one for 0.5. Halves are multiplied before they are converted: Apple's GPUs compute with
+// subnormal halves, but what a conversion of one to a flushed f32 gives is not said anywhere.
 #pragma once
 #include "linear/block.h"
 

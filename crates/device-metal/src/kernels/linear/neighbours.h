@@ -1,5 +1,5 @@
-// Blocks of which a lane takes 16 neighbouring values: spans are what matrices and embedding want as well, so that such a type has
-// `load` only.
+// Blocks of which a lane takes 16 neighbouring values: spans are what matrices and embedding want
+// as well, so that such a type has `load` only.
 #pragma once
 #include "linear/block.h"
 

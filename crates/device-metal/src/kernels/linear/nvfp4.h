@@ -1,5 +1,6 @@
-// NVFP4: blocks of 64 values in 36 bytes: four scales E4M3 of 16 values each, then 32 bytes: byte 8 s + j holds value 16 s + j in its
-// low nibble, value 16 s + 8 + j in its high one, as MXFP4's (E2M1). value = E4M3 * E2M1. Blocks start at multiples of 4 bytes.
+// NVFP4: blocks of 64 values in 36 bytes: four scales E4M3 of 16 values each, then 32 bytes: byte 8
+// s + j holds value 16 s + j in its low nibble, value 16 s + 8 + j in its high one, as MXFP4's
+// (E2M1). value = E4M3 * E2M1. Blocks start at multiples of 4 bytes.
 #pragma once
 #include "linear/mxfp4.h"
 #include "linear/neighbours.h"
@@ -8,8 +9,8 @@ struct NVFP4 : Neighbours<NVFP4> {
     // The scale is that of twice the number.
     static float4 factor() { return MXFP4::factor(); }
 
-    // Half of an E4M3 without its sign: its bits, 7 places up, are a half that is 2^-8 times the number, subnormals included. NaN,
-    // 127, is 0.
+    // Half of an E4M3 without its sign: its bits, 7 places up, are a half that is 2^-8 times the
+    // number, subnormals included. NaN, 127, is 0.
     static float e4m3_half(uchar e) {
         if (e == 127) return 0.0f;
         return float(as_type<half>(ushort((e & 127) << 7)) * 128.0h);

@@ -1,7 +1,7 @@
-// The one parameter list of all products with weights: linear/gemv.h, gemm.h, joined.h, merged.h and expert_linear.h. A kernel adds its
-// arguments at 0 and its own buffers from 20 on.
+// The one parameter list of all products with weights: linear/gemv.h, gemm.h, joined.h, merged.h
+// and expert_linear.h. A kernel adds its arguments at 0 and its own buffers from 20 on.
 //
-//   1 x                              2 norm                          3, 4, 5 codes of weights 0, 1, 2
+//   1 x 2 norm 3, 4, 5 codes of weights 0, 1, 2
 //   6, 7, 8 their planes of scales   9, 10, 11 planes of offsets     12, 13, 14 biases
 //   15 other: residual, or up        16, 17, 18 y_0, y_1, y_2        19 partials
 //

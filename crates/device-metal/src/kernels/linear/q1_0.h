@@ -1,5 +1,5 @@
-// Q1_0: blocks of 128 values in 18 bytes: a half `d`, then a bit for each value: value = bit ? d : -d. Blocks start at multiples of
-// 2 bytes.
+// Q1_0: blocks of 128 values in 18 bytes: a half `d`, then a bit for each value: value = bit ? d :
+// -d. Blocks start at multiples of 2 bytes.
 #pragma once
 #include "linear/neighbours.h"
 

@@ -1,6 +1,7 @@
-// Q2_K: blocks of 256 values in 84 bytes: 16 bytes with a scale (low nibble) and a min (high nibble) for each 16 values, 64
-// bytes of codes, halves `d` and `dmin`. Value 128 h + 32 j + l is bits 2 j of byte 32 h + l: value = d * scale * q - dmin * min.
-// Blocks start at multiples of 4 bytes.
+// Q2_K: blocks of 256 values in 84 bytes: 16 bytes with a scale (low nibble) and a min (high
+// nibble) for each 16 values, 64 bytes of codes, halves `d` and `dmin`. Value 128 h + 32 j + l is
+// bits 2 j of byte 32 h + l: value = d * scale * q - dmin * min. Blocks start at multiples of 4
+// bytes.
 #pragma once
 #include "linear/block.h"
 

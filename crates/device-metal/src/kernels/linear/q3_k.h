@@ -1,10 +1,11 @@
-// Q3_K: blocks of 256 values in 110 bytes: 32 bytes of third bits, 64 bytes of low bits as in Q2_K, 12 bytes of sixteen 6-bit
-// scales, a half `d`. The third bit of value 128 h + 32 j + l is bit 4 h + j of byte l. value = d * (scale - 32) * (q - 4).
-// Blocks start at multiples of 2 bytes.
+// Q3_K: blocks of 256 values in 110 bytes: 32 bytes of third bits, 64 bytes of low bits as in Q2_K,
+// 12 bytes of sixteen 6-bit scales, a half `d`. The third bit of value 128 h + 32 j + l is bit 4
+// h + j of byte l. value = d * (scale - 32) * (q - 4). Blocks start at multiples of 2 bytes.
 #pragma once
 #include "linear/block.h"
 
-// The 6-bit scale of sub-block i, less 32: low four bits in byte i % 8, upper two in byte 8 + i % 4.
+// The 6-bit scale of sub-block i, less 32: low four bits in byte i % 8, upper two in byte 8 + i
+// % 4.
 static inline float q3_scale(device const uchar * scales, uint i) {
     const uint low = scales[i % 8] >> i / 8 * 4 & 15;
     const uint high = scales[8 + i % 4] >> i / 4 * 2 & 3;

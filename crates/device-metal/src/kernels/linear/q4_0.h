@@ -1,5 +1,5 @@
-// Q4_0: blocks of 32 values in 18 bytes: a half `d`, then 16 bytes; byte j holds value j in its low nibble, value j + 16 in its
-// high one. value = d * (q - 8). Blocks start at multiples of 2 bytes.
+// Q4_0: blocks of 32 values in 18 bytes: a half `d`, then 16 bytes; byte j holds value j in its low
+// nibble, value j + 16 in its high one. value = d * (q - 8). Blocks start at multiples of 2 bytes.
 #pragma once
 #include "linear/block.h"
 

@@ -1,5 +1,6 @@
-// Q4_1: blocks of 32 values in 20 bytes: halves `d` and `m`, then 16 bytes; byte j holds value j in its low nibble, value j + 16
-// in its high one. value = d * q + m. Blocks start at multiples of 4 bytes.
+// Q4_1: blocks of 32 values in 20 bytes: halves `d` and `m`, then 16 bytes; byte j holds value j in
+// its low nibble, value j + 16 in its high one. value = d * q + m. Blocks start at multiples of 4
+// bytes.
 #pragma once
 #include "linear/block.h"
 

@@ -1,6 +1,6 @@
-// Q4_K: blocks of 256 values in 144 bytes: halves `d` and `dmin`, 12 bytes of scales and mins, 128 bytes of codes. Byte 32 c + l
-// holds values 64 c + l (low nibble) and 64 c + 32 + l (high). value = d * scale * q - dmin * min. Blocks start at multiples of
-// 16 bytes.
+// Q4_K: blocks of 256 values in 144 bytes: halves `d` and `dmin`, 12 bytes of scales and mins, 128
+// bytes of codes. Byte 32 c + l holds values 64 c + l (low nibble) and 64 c + 32 + l (high). value
+// = d * scale * q - dmin * min. Blocks start at multiples of 16 bytes.
 #pragma once
 #include "linear/k_scales.h"
 

@@ -1,5 +1,6 @@
-// Q5_0: blocks of 32 values in 22 bytes: a half `d`, 32 fifth bits, then 16 bytes; byte j holds the low four bits of value j in
-// its low nibble, of value j + 16 in its high one. value = d * (q - 16). Blocks start at multiples of 2 bytes.
+// Q5_0: blocks of 32 values in 22 bytes: a half `d`, 32 fifth bits, then 16 bytes; byte j holds the
+// low four bits of value j in its low nibble, of value j + 16 in its high one. value = d * (q -
+// 16). Blocks start at multiples of 2 bytes.
 #pragma once
 #include "linear/block.h"
 

@@ -1,5 +1,5 @@
-// Q5_1: blocks of 32 values in 24 bytes: halves `d` and `m`, 32 fifth bits, then 16 bytes as in Q5_0. value = d * q + m. Blocks
-// start at multiples of 8 bytes.
+// Q5_1: blocks of 32 values in 24 bytes: halves `d` and `m`, 32 fifth bits, then 16 bytes as in
+// Q5_0. value = d * q + m. Blocks start at multiples of 8 bytes.
 #pragma once
 #include "linear/q5_0.h"
 

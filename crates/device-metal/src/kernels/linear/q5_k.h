@@ -1,6 +1,7 @@
-// Q5_K: blocks of 256 values in 176 bytes: halves `d` and `dmin`, 12 bytes of scales and mins, 32 bytes of fifth bits, 128 bytes
-// of low bits as in Q4_K. The fifth bits of values 64 c + l and 64 c + 32 + l are bits 2 c and 2 c + 1 of byte l.
-// value = d * scale * q - dmin * min. Blocks start at multiples of 16 bytes.
+// Q5_K: blocks of 256 values in 176 bytes: halves `d` and `dmin`, 12 bytes of scales and mins, 32
+// bytes of fifth bits, 128 bytes of low bits as in Q4_K. The fifth bits of values 64 c + l and 64
+// c + 32 + l are bits 2 c and 2 c + 1 of byte l. value = d * scale * q - dmin * min. Blocks start
+// at multiples of 16 bytes.
 #pragma once
 #include "linear/k_scales.h"
 

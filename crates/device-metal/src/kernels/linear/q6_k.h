@@ -1,6 +1,7 @@
-// Q6_K: blocks of 256 values in 210 bytes: 128 bytes of low four bits, 64 bytes of upper two bits, 16 signed scales, a half `d`.
-// Value 128 h + 32 j + l has its low bits in byte 64 h + 32 (j % 2) + l, nibble j / 2, and its upper bits in bits 2 j of byte
-// 32 h + l. value = d * scale * (q - 32). Blocks start at multiples of 2 bytes.
+// Q6_K: blocks of 256 values in 210 bytes: 128 bytes of low four bits, 64 bytes of upper two bits,
+// 16 signed scales, a half `d`. Value 128 h + 32 j + l has its low bits in byte 64 h + 32 (j % 2) +
+// l, nibble j / 2, and its upper bits in bits 2 j of byte 32 h + l. value = d * scale * (q - 32).
+// Blocks start at multiples of 2 bytes.
 #pragma once
 #include "linear/block.h"
 

@@ -1,4 +1,5 @@
-// Q8_0: blocks of 32 values in 34 bytes: a half `d`, then 32 signed bytes. value = d * q. Blocks start at multiples of 2 bytes.
+// Q8_0: blocks of 32 values in 34 bytes: a half `d`, then 32 signed bytes. value = d * q. Blocks
+// start at multiples of 2 bytes.
 #pragma once
 #include "linear/block.h"
 

@@ -1,5 +1,6 @@
-// Which of the weights that one dispatch multiplies with a threadgroup, or a simdgroup, belongs to: the first lines of
-// linear/gemv.h, whose units are 4 rows of a weight, and of linear/gemm.h, whose units are 64.
+// Which of the weights that one dispatch multiplies with a threadgroup, or a simdgroup, belongs to:
+// the first lines of linear/gemv.h, whose units are 4 rows of a weight, and of linear/gemm.h, whose
+// units are 64.
 #pragma once
 #include "linear/arguments.h"
 #include "linear/constants.h"
@@ -13,7 +14,8 @@ struct BoundWeights {
     device float * y[3];
 };
 
-// One of them, and a unit of its rows. With LINEAR_GATE weight 0, in whose units the rows of both stand.
+// One of them, and a unit of its rows. With LINEAR_GATE weight 0, in whose units the rows of both
+// stand.
 struct Target {
     device const uchar * codes;
     device const uchar * scales;
@@ -38,7 +40,8 @@ static inline Target weight_at(BoundWeights w, short i, uint n_out, uint unit) {
     return t;
 }
 
-// Units of `rows` rows of each weight follow each other. The branches are the same for all lanes of a simdgroup.
+// Units of `rows` rows of each weight follow each other. The branches are the same for all lanes of
+// a simdgroup.
 static inline Target target_of(BoundWeights w, constant LinearArguments & a, uint unit, uint rows) {
     if (LINEAR_WEIGHTS == 1 || LINEAR_GATE) return weight_at(w, 0, a.n_out_0, unit);
     const uint units_0 = (a.n_out_0 + rows - 1) / rows, units_1 = (a.n_out_1 + rows - 1) / rows;

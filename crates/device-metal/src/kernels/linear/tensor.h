@@ -1,11 +1,13 @@
 // The tile of linear/gemm.h on the matrix units that Metal 4 opens (M5): LINEAR_TENSOR.
 //
-// NOT EXECUTED: no machine that this was written on has Metal 4, and the emulator leaves it out, as every compiler of an older
-// Metal does. It follows the headers of MetalPerformancePrimitives as published, and is off unless a profile turns it on (WITH_TENSORS, which is an error where it cannot be compiled); what
-// `ingle metal-selftest --tensors` says on an M5 is to decide.
+// NOT EXECUTED: no machine that this was written on has Metal 4, and the emulator leaves it out, as
+// every compiler of an older Metal does. It follows the headers of MetalPerformancePrimitives as
+// published, and is off unless a profile turns it on (WITH_TENSORS, which is an error where it
+// cannot be compiled); what `ingle metal-selftest --tensors` says on an M5 is to decide.
 //
-// Tiles are those of linear/gemm.h without padding (rows of 32 operands). The four simdgroups of the threadgroup multiply them
-// together, BX by 64 sums stay in a cooperative tensor, and go to threadgroup memory at the end: 256 * BX bytes.
+// Tiles are those of linear/gemm.h without padding (rows of 32 operands). The four simdgroups of
+// the threadgroup multiply them together, BX by 64 sums stay in a cooperative tensor, and go to
+// threadgroup memory at the end: 256 * BX bytes.
 #pragma once
 
 // float4s of threadgroup memory that linear_gemm needs.

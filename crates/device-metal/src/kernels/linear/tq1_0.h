@@ -1,6 +1,7 @@
-// TQ1_0: blocks of 256 ternary values in 54 bytes: 48 bytes of five values each, 4 bytes of four, a half `d`. value = d * (digit - 1).
-// A byte is a fraction of 256 in base 3: digit n is the top of byte * 3^n modulo 256, times 3. Digit n of byte j < 32 is value
-// 32 n + j, of byte 32 + j value 160 + 16 n + j, of byte 48 + j value 240 + 4 n + j. Blocks start at multiples of 2 bytes.
+// TQ1_0: blocks of 256 ternary values in 54 bytes: 48 bytes of five values each, 4 bytes of four, a
+// half `d`. value = d * (digit - 1). A byte is a fraction of 256 in base 3: digit n is the top of
+// byte * 3^n modulo 256, times 3. Digit n of byte j < 32 is value 32 n + j, of byte 32 + j value
+// 160 + 16 n + j, of byte 48 + j value 240 + 4 n + j. Blocks start at multiples of 2 bytes.
 #pragma once
 #include "linear/neighbours.h"
 
@@ -15,7 +16,8 @@ struct TQ1_0 : Neighbours<TQ1_0> {
 
     static Codes<1> load(WeightRow row, uint span, uint) {
         device const uchar * block = row.codes + span / 16 * 54;
-        // 16 neighbours are one digit of 16 bytes; the last 16 are four digits of the last four bytes.
+        // 16 neighbours are one digit of 16 bytes; the last 16 are four digits of the last four
+        // bytes.
         const uint at = span % 16, n = at < 10 ? at / 2 : at - 10;
         device const uchar * bytes = block + (at < 10 ? at % 2 * 16 : 32);
         uint power = 1;

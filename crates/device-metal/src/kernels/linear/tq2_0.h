@@ -1,5 +1,5 @@
-// TQ2_0: blocks of 256 ternary values in 66 bytes: 64 bytes of codes, a half `d`. Value 128 h + 32 j + l is bits 2 j of byte
-// 32 h + l: value = d * (q - 1). Blocks start at multiples of 2 bytes.
+// TQ2_0: blocks of 256 ternary values in 66 bytes: 64 bytes of codes, a half `d`. Value 128 h + 32
+// j + l is bits 2 j of byte 32 h + l: value = d * (q - 1). Blocks start at multiples of 2 bytes.
 #pragma once
 #include "linear/block.h"
 

@@ -1,12 +1,15 @@
-// Biases and penalties on the logits of outputs, in place: the token's biases are added; then, for a token that occurs c > 0
-// times among the output's recent and pending tokens, l = l / repeat if l > 0, else l * repeat; then l -= presence +
-// frequency * c. Pending tokens were chosen by earlier steps; one that chose nothing counts for nothing.
+// Biases and penalties on the logits of outputs, in place: the token's biases are added; then, for
+// a token that occurs c > 0 times among the output's recent and pending tokens, l = l / repeat if
+// l > 0, else l * repeat; then l -= presence + frequency * c. Pending tokens were chosen by earlier
+// steps; one that chose nothing counts for nothing.
 //
-// A thread for each of these tokens and each bias; where a token occurs more than once, the first occurrence does the work, so
-// that no sum depends on the order of threads. Every thread reads them all: n * n words from caches.
+// A thread for each of these tokens and each bias; where a token occurs more than once, the first
+// occurrence does the work, so that no sum depends on the order of threads. Every thread reads them
+// all: n * n words from caches.
 //
-// Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 recent, 5 pending: indices into 6 chosen,
-// 7 biases. Grid: (ceil(most tokens and biases of an output / threads), outputs).
+// Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 recent, 5
+// pending: indices into 6 chosen, 7 biases. Grid: (ceil(most tokens and biases of an output /
+// threads), outputs).
 #include <metal_stdlib>
 using namespace metal;
 #include "sampling/arguments.h"

@@ -1,8 +1,10 @@
-// Tokens in the order in which they are weighed, best first: the larger logit, the lower id of equals.
+// Tokens in the order in which they are weighed, best first: the larger logit, the lower id of
+// equals.
 //
-// A token is (key, id). Keys are the logits' bits, turned so that unsigned integers have their order; 0 is what is never
-// chosen. Nothing is sorted: `nth` finds the token at which a sum down the order reaches a goal, digit by digit of key and id,
-// by histograms in threadgroup memory. Sums are integers, weights fixed point, and so no result depends on the order of lanes.
+// A token is (key, id). Keys are the logits' bits, turned so that unsigned integers have their
+// order; 0 is what is never chosen. Nothing is sorted: `nth` finds the token at which a sum down
+// the order reaches a goal, digit by digit of key and id, by histograms in threadgroup memory. Sums
+// are integers, weights fixed point, and so no result depends on the order of lanes.
 #pragma once
 
 // Of a logit; 0: NaN or -infinity. The two zeros are one.
@@ -26,7 +28,8 @@ static inline float exponent_of(uint key, Scale scale) {
     return (logit_of(key) - scale.best) / scale.temperature;
 }
 
-// In 2^-40, cut off: the best weighs 2^40, and 2^23 tokens fit in 64 bits. What is less than 2^-40 of the best is never chosen.
+// In 2^-40, cut off: the best weighs 2^40, and 2^23 tokens fit in 64 bits. What is less than 2^-40
+// of the best is never chosen.
 static inline ulong weight_of(uint key, Scale scale) {
     return ulong(precise::exp(exponent_of(key, scale)) * 1099511627776.0f);
 }
@@ -87,8 +90,9 @@ static inline ulong sum_of(threadgroup Bins *bins, uint bin, bool by_count) {
     return (ulong(load_word(&bins->high[bin])) << 32) | load_word(&bins->low[bin]);
 }
 
-// The first token, best first, down to which the tokens (or their weights) sum to `goal`, which is at least 1 and no more than
-// the sum of all. All threads call it and get it. 4 digits of the key and 4 of the id, as far as more than one token is left.
+// The first token, best first, down to which the tokens (or their weights) sum to `goal`, which is
+// at least 1 and no more than the sum of all. All threads call it and get it. 4 digits of the key
+// and 4 of the id, as far as more than one token is left.
 static inline uint2 nth(Tokens tokens, ulong goal, bool by_count, Scale scale, threadgroup Bins *bins, Lane lane) {
     uint2 prefix = uint2(0, 0);
     uint2 known = uint2(0, 0);
@@ -147,7 +151,8 @@ static inline uint2 nth(Tokens tokens, ulong goal, bool by_count, Scale scale, t
     return bins->token;
 }
 
-// Sum of the weights down to the token `last`, of those whose exponent is at least `floor`. All threads call it and get it.
+// Sum of the weights down to the token `last`, of those whose exponent is at least `floor`. All
+// threads call it and get it.
 static inline ulong mass_of(Tokens tokens, uint2 last, float floor, Scale scale, threadgroup Bins *bins, Lane lane) {
     ulong sum = 0;
     for (uint i = lane.index; i < tokens.n; i += lane.n_threads) {

@@ -1,17 +1,20 @@
-// One token at random for each output that is sampled, after top-k, top-p and min-p, each of which keeps the best of what is left.
+// One token at random for each output that is sampled, after top-k, top-p and min-p, each of which
+// keeps the best of what is left.
 //
-// What is kept is always a prefix of the order (rank.h), so a stage only says where it ends, and the choice is the token at
-// which the weights, best first, sum to more than a random part of what is kept: chosen = nth(u * mass). The random number
-// is the host's.
+// What is kept is always a prefix of the order (rank.h), so a stage only says where it ends, and
+// the choice is the token at which the weights, best first, sum to more than a random part of what
+// is kept: chosen = nth(u * mass). The random number is the host's.
 //
-// The vocabulary is read two or three times: for the best of each thread; then all that are as good as the 512th of these (or
-// the k-th) go to a list in threadgroup memory: at least as many tokens as were asked for, and seldom twice as many; and,
-// without top-k, for the sum of all. Searches then are in the list wherever the goal lies in it, and over the vocabulary where
-// the distribution is flat (up to 9 passes each).
+// The vocabulary is read two or three times: for the best of each thread; then all that are as good
+// as the 512th of these (or the k-th) go to a list in threadgroup memory: at least as many tokens
+// as were asked for, and seldom twice as many; and, without top-k, for the sum of all. Searches
+// then are in the list wherever the goal lies in it, and over the vocabulary where the distribution
+// is flat (up to 9 passes each).
 //
-// Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 chosen: from step.first_chosen on the token
-// of each output, NO_TOKEN where no logit is a number above -infinity, or one is infinite. Grid: (outputs) threadgroups of 1024
-// threads at most, whole SIMD-groups; those of outputs that are not sampled return at once.
+// Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 chosen: from
+// step.first_chosen on the token of each output, NO_TOKEN where no logit is a number above
+// -infinity, or one is infinite. Grid: (outputs) threadgroups of 1024 threads at most, whole
+// SIMD-groups; those of outputs that are not sampled return at once.
 #include <metal_stdlib>
 using namespace metal;
 #include "sampling/arguments.h"
@@ -20,7 +23,8 @@ using namespace metal;
 
 // Of so many best tokens the list is sure, where there are twice as many threads.
 #define HEAD 512
-// Tokens that the list has room for; more (only many equals are more) are searched in the vocabulary.
+// Tokens that the list has room for; more (only many equals are more) are searched in the
+// vocabulary.
 #define LIST 2048
 
 kernel void sample(
