@@ -25,9 +25,10 @@ pub fn write_out(name: &str, text: &str) -> io::Result<PathBuf> {
 /// Translates the structs of headers to Rust: the text of `arguments.rs`, with a test-only function
 /// `layouts` that lists each struct's name, size, and fields with their offsets.
 ///
-/// A struct is `struct Name { ... };`, with one field a line: `uint`, `int`, `float`, `ulong`, a
-/// pointer (the address of memory of the GPU, a `u64`), or a struct before it. Comments become
-/// docs. Each struct must come before those that have it as a field, across `headers` too.
+/// A struct is `struct Name { ... };`, with one field a line, and comments above or after fields:
+/// `uint`, `int`, `float`, `ulong`, a pointer (the address of memory of the GPU, a `u64`), or a
+/// struct before it. Comments become docs. Each struct must come before those that have it as a
+/// field, across `headers` too.
 ///
 /// # Errors
 /// A header that cannot be read, or a field of another form, with its file.
@@ -59,6 +60,10 @@ fn translate(text: &str, names: &mut Vec<String>, rust: &mut String) -> Result<(
         let (mut fields, mut offsets) = (String::new(), String::new());
         for line in lines.by_ref().take_while(|line| *line != "};") {
             let (code, words) = line.split_once("//").unwrap_or((line, ""));
+            if code.trim().is_empty() {
+                fields += &format!("#[doc = {words:?}]");
+                continue;
+            }
             let field = code.trim().strip_suffix(';').and_then(|field| field.rsplit_once(' '));
             let (kind, field) = field.ok_or_else(|| format!("{name}: '{line}' is not 'TYPE NAME;'"))?;
             let (kind, field) = match (field.strip_prefix('*'), kind) {
