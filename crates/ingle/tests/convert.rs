@@ -94,6 +94,7 @@ fn errors_say_what_to_do() {
         (&["convert", &base, "-o", &output, "--to", "q9"][..], &["q9", "q4"][..]),
         (&["convert", &base, "-o", &output, "--to", "gguf:q9_k"], &["q9_k", "q4_k"]),
         (&["convert", &base, "-o", &base], &["--force"]),
+        (&["convert", &base, "-o", &text(dir.path()), "--force"], &["not a regular file"]),
         (&["convert", &base, "-o", &output, "--to", "q8"], &["AFFINE5", "--requantize", "embed_tokens"]),
         (&["convert", &base, "-o", &output, "--profile", &profile], &["line 2", "PATTERN = TYPE"]),
         (&["convert", &base, "-o", &output, "--profile", "/no/such"], &["/no/such"]),

@@ -1,4 +1,7 @@
-//! The limit of open files and sockets of this process.
+//! The limit of open files and sockets of this process, and files that a rename may replace.
+
+use std::path::Path;
+use std::{fs, io};
 
 /// Raises the limit of open files as far as the system allows; returns the new limit. `None` if the
 /// system has no such limit, or does not report it.
@@ -32,9 +35,34 @@ fn raise() -> Option<u64> {
     None
 }
 
+/// Checks that a file renamed to `path` replaces a regular file or nothing. A rename to a device or a
+/// pipe would remove it from the system: `/dev/null` of all programs, if this one runs as root.
+///
+/// # Errors
+///
+/// `path` is a folder, a device, a pipe or a socket.
+pub fn check_replaceable(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file, expected one or none"))
+        }
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_regular_files_are_replaceable() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        assert!(check_replaceable(&here.join("Cargo.toml")).is_ok());
+        assert!(check_replaceable(&here.join("none")).is_ok());
+        for other in [here, Path::new("/dev/null")] {
+            assert_eq!(check_replaceable(other).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        }
+    }
 
     #[test]
     fn the_limit_is_as_high_as_it_may_be() {

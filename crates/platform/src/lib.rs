@@ -16,7 +16,7 @@ mod source;
 mod system;
 
 pub use address_space::AddressSpace;
-pub use files::raise_open_files;
+pub use files::{check_replaceable, raise_open_files};
 pub use map_watch::MapWatch;
 pub use source::{Bound, MemorySource, Pressure, Reading, Script, system_source};
 

@@ -227,6 +227,7 @@ impl Reader<'_> {
 /// renamed, so that it is complete or absent.
 pub(super) fn write(engine: &Engine, file: &Path, tokens: &[u32], pages: &[u32]) -> Result<()> {
     let name = file.file_name().ok_or_else(|| wrong(file, "it has no name"))?.to_string_lossy();
+    platform::check_replaceable(file).map_err(|error| wrong(file, error.to_string()))?;
     let part = file.with_file_name(format!(".{name}.{}.part", std::process::id()));
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);

@@ -94,6 +94,7 @@ impl Convert {
         if self.output.exists() && !self.force {
             bail!("{} already exists; --force replaces it", self.output.display());
         }
+        platform::check_replaceable(&self.output).with_context(|| self.output.display().to_string())?;
         let path = load::fetch(&self.model, &self.fetch)?;
         let start = Instant::now();
         let opened = load::open_checkpoint(&path, Access::Map, &self.verify)?;

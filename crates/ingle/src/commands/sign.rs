@@ -57,6 +57,7 @@ impl Sign {
             anyhow::bail!("{} already exists; --force replaces it", output.display());
         }
         let output = self.output.unwrap_or_else(|| self.file.clone());
+        platform::check_replaceable(&output).with_context(|| output.display().to_string())?;
         let name = output.file_name().unwrap_or_default().to_string_lossy();
         let partial = output.with_file_name(format!(".{name}.{}.partial", std::process::id()));
         let signed = base::sign_file(&self.file, &partial, &key, &key_id)
