@@ -502,8 +502,8 @@ fn every_layer_of_a_model_is_shared_by_several_devices() {
     let refused = |flags: &[&str]| error(&[&["plan", &path][..], flags].concat());
     let message = refused(&["--device", "reference", "--gpus", "0,1"]);
     assert!(message.contains("3 KV heads on 2 devices"), "{message}");
-    assert!(refused(&["--device", "cpu", "--gpus", "0,1"]).contains("expected --device cuda"));
-    assert!(refused(&["--device", "reference", "--gpus", "0,0"]).contains("GPU 0 again"));
+    assert!(refused(&["--device", "cpu", "--gpus", "0,1"]).contains("--gpus needs --device cuda"));
+    assert!(refused(&["--device", "reference", "--gpus", "0,0"]).contains("GPU 0 a second time"));
     let out = ingle(&["plan", &path, "--gpus", "0,1", "--gpu-layers", "2"]);
     assert_eq!(out.status.code(), Some(2));
     assert!(String::from_utf8(out.stderr).unwrap().contains("cannot be used with"));

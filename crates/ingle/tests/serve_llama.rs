@@ -81,8 +81,8 @@ fn completions_as_llama_server_has_them() {
         ("/completion", json!({ "prompt": [1, -1] }), 400, "`prompt` has -1"),
         ("/completion", json!({ "prompt": "a", "temperature": "hot" }), 400, "`temperature`"),
         ("/completion", json!({ "prompt": "a", "n_keep": 5 }), 400, "n_keep"),
-        ("/infill", json!({ "input_prefix": "a", "input_suffix": "b" }), 400, "fills none"),
-        ("/v1/completions", json!({ "prompt": "a", "suffix": "b" }), 400, "fills none"),
+        ("/infill", json!({ "input_prefix": "a", "input_suffix": "b" }), 400, "no fill-in-the-middle tokens"),
+        ("/v1/completions", json!({ "prompt": "a", "suffix": "b" }), 400, "no fill-in-the-middle tokens"),
         ("/v1/completions", json!({ "prompt": [1], "suffix": "b" }), 400, "that is text"),
     ] {
         let (found, answer) = server.post(path, &body);

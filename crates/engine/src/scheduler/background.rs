@@ -13,7 +13,8 @@
 //! were done.
 //!
 //! Without the background, the 99th percentile between tokens was 1.3 times as long beside a prompt
-//! of 7,000 tokens (eight streams of SmolLM2-135M, three threads of a Xeon, two runs each).
+//! of 7,000 tokens (eight streams of a model of 135M parameters, three threads of a Xeon, two runs
+//! each).
 
 use std::time::{Duration, Instant};
 

@@ -11,7 +11,7 @@
 //! With eight rows in each step instead, eight clients with chats got 0.91 of the tokens a second,
 //! and their first token after 2.2 times as long. With a mean time of a row instead of the table,
 //! the 99th percentile between tokens was 1.26 times as long beside a prompt of 6,000 words.
-//! (SmolLM2-135M, three threads of a Xeon, two runs each.)
+//! (135M parameters, three threads of a Xeon, two runs each.)
 //!
 //! Times of steps vary. So that nearly all of them end in time, less time is planned than is
 //! allowed ([`Margin`]).

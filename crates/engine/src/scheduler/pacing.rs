@@ -86,8 +86,8 @@ impl Scheduler {
     /// known.
     ///
     /// A mean is scaled by the bytes that the step reads: no such step is seen while a long prompt
-    /// is computed, and answers grow. Without the scaling, eight streams of SmolLM2 held a prompt
-    /// of 7,000 tokens up for 42 s instead of 29 s.
+    /// is computed, and answers grow. Without the scaling, eight streams of a small model held a
+    /// prompt of 7,000 tokens up for 42 s instead of 29 s.
     pub(super) fn alone(&self) -> f64 {
         let answers = self.slots.iter().flatten().filter(|s| !s.in_prompt);
         let load = answers.fold(Load::default(), |load, s| load.and(1, s.tokens.len()));
