@@ -68,8 +68,8 @@ pub struct Profile {
     /// Rows of a span from which on recurrent layers take 16 positions at a time, as matrix
     /// products, and not one by one (`kernels/scan_chunks.h`).
     pub scan_rows: usize,
-    /// Whether matrices are multiplied by the tensor units that Metal 4 opens: written, but never
-    /// executed by anybody.
+    /// True if matrices are multiplied by the tensor units that Metal 4 opens. This path is
+    /// written, but nobody has ever executed it.
     pub tensor: bool,
 }
 
@@ -403,7 +403,7 @@ mod tests {
             let error = m1.with_text(&format!("# a comment\n{bad}\n")).unwrap_err();
             assert!(error.starts_with("line 2: ") && error.contains(why), "{error}");
         }
-        // What is newer than the table is as the last in it; and a GPU of unknown cores as an M4
+        // A GPU newer than the table is treated as the last in it; one of unknown cores as an M4
         // Pro.
         assert_eq!(profile("M5", 12), profile("M5", 10));
         assert_eq!(cores_of("Apple M9"), 0);

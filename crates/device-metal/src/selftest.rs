@@ -1,5 +1,5 @@
-//! What an owner of a Mac can find out: whether every kernel agrees with the CPU, and how near each
-//! comes to the memory's bandwidth. Behind `ingle metal-selftest`.
+//! Checks for the owner of a Mac: every kernel against the CPU, and each kernel's rate against the
+//! memory's bandwidth. The command is `ingle metal-selftest`.
 
 mod ahead;
 mod bisect;

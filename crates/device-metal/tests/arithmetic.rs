@@ -1,6 +1,6 @@
-//! What Apple's compiler and GPUs may do to arithmetic: contract, flush subnormals to zero, and
-//! give functions that are two units off. No kernel lets it do the first, and results stay within
-//! their bounds with the others.
+//! Tests of the freedom that Apple's compiler and GPUs have in arithmetic: contraction, flushing
+//! subnormals to zero, and functions that are two units off. Kernels forbid contraction; with the
+//! other two, results stay within their bounds.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 

@@ -87,7 +87,7 @@ fn a_sequence_that_ends_early_disturbs_nobody() {
     let fourth = sequences.step(&[(0, 1)]);
     let tokens = |program: &dyn Program| Vec::from_iter(program.chosen().iter().map(|c| c.token.unwrap()));
 
-    // What sequence 0 gives, step by step.
+    // Results of sequence 0, step by step.
     let mut expected = vec![];
     alone.run(&prompt.borrow()).unwrap();
     for step in [&second, &third, &fourth] {
@@ -259,7 +259,7 @@ fn deterministic_steps_do_not_depend_on_their_company() {
         if wanted(case.kind, &case.name)
             && of_blocks.contains(&case.block)
             && matches!(case.limits.kv_type, KvType::F32 | KvType::F16)
-            // It refuses attention in chunks, and of images.
+            // The device refuses attention in chunks, and attention of images.
             && case.runs_on(&device)
         {
             case.limits.numerics = Numerics::Deterministic;

@@ -68,7 +68,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.expert_product(&Experts::new(x, ids, weight, out))
     }
 
-    /// What was joined.
+    /// Lowers a fused unit of experts.
     pub(super) fn expert_unit(&mut self, unit: &Unit) -> Result<()> {
         match *unit {
             Unit::ExpertGateUp { mut x, norm, ids, gate, up, kind, ref beside, out } => {

@@ -58,7 +58,7 @@ const TENSOR_SYSTEM: isize = 26;
 pub struct Options {
     /// A folder for compiled pipelines; none: they are compiled at every start.
     pub cache: Option<PathBuf>,
-    /// Whether shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS 26
+    /// True if shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS 26
     /// on (`kernels/linear/tensor.h`). Nobody has compiled them so.
     pub tensors: bool,
     /// Accepts a GPU that cannot run the kernels, such as a virtual machine's, to compile them
@@ -486,7 +486,8 @@ impl super::Residency<AppleGpu> for AppleResidency {
 }
 
 impl Encoder<AppleGpu> for AppleEncoder {
-    /// Also where a residency set keeps it in memory: so that its hazards are tracked.
+    /// Declares the use of a buffer, even if a residency set keeps it in memory, so that Metal
+    /// tracks its hazards.
     fn reach(&mut self, buffer: &AppleBuffer) {
         let Some(encoder) = self.encoder() else { return };
         let resource: &ProtocolObject<dyn MTLResource> = ProtocolObject::from_ref(&*buffer.buffer);
@@ -710,7 +711,7 @@ impl MetalGpu for AppleGpu {
     }
 }
 
-/// What a failed command buffer means, and what to do.
+/// Error for a failed command buffer, with its meaning and what to do.
 fn fault(error: &NSError) -> Error {
     let advice = match MTLCommandBufferError(error.code() as usize) {
         MTLCommandBufferError::OutOfMemory => {

@@ -145,8 +145,8 @@ impl Shaders {
         library.map_err(|error| failed(&error))
     }
 
-    /// Whether the functions of a file are compiled one by one, when they are first run: under a
-    /// sanitizer, where few of them run. All of a file take long to compile.
+    /// Returns true if the functions of a file are compiled one by one, each at its first run. This
+    /// is so under a sanitizer, where few of them run: compiling all of a file takes long.
     fn is_by_function(&self, file: &str) -> bool {
         self.sanitizing.as_ref().is_some_and(|(_, is_sanitized)| is_sanitized(file))
     }

@@ -52,7 +52,7 @@ impl Effort {
                 rows: [8, 512],
                 prompt: 2048,
                 positions: [256, 1024, 4096],
-                // Of the linear layers of a hybrid of four billion weights.
+                // Shape of the linear layers of a hybrid model with four billion weights.
                 scan: RecurrentShape { n_shared: 16, n_heads: 32, rows: 128, cols: 128 },
             },
             true => Effort {
@@ -232,7 +232,7 @@ impl<G: MetalGpu> Decoder<G> {
         Self::of(device, &model_of(hidden, n_layers), effort)
     }
 
-    /// Of one recurrent layer, by the gated delta rule.
+    /// Decoder with one recurrent layer, computed by the gated delta rule.
     fn of_scan(device: &MetalDevice<G>, effort: &Effort) -> Result<Decoder<G>> {
         let mut b = PlanBuilder::new(7, 64);
         let x = b.embed(64);
@@ -294,7 +294,7 @@ impl<G: MetalGpu> Decoder<G> {
         Ok((self.n_prompt * n_prompts) as f64 / begun.elapsed().as_secs_f64().max(1e-9))
     }
 
-    /// So many tokens, after so long a pause.
+    /// Tokens per second over `n_tokens` tokens, after a pause of `idle`.
     ///
     /// # Errors
     /// The device failed.

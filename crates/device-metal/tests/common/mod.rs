@@ -40,7 +40,7 @@ pub struct NullGpu {
     pub prepared: Mutex<Vec<&'static str>>,
     /// Command buffers that were waited for.
     pub waits: AtomicUsize,
-    /// Whether waiting for a command buffer fails from now on.
+    /// True if waiting for a command buffer fails from now on.
     pub fails: AtomicBool,
 }
 

@@ -150,7 +150,7 @@ fn norm_turn_write_and_attention_in_one() {
                 .run();
         }
 
-        // What was stored, and that nothing else was.
+        // The kernel stored the rows' keys and values, and nothing else.
         let mut pool = cache.pool.clone();
         let weight = |w| if weighted { Some(w) } else { None };
         for (row, position) in lengths.iter().enumerate() {

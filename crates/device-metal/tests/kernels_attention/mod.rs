@@ -200,7 +200,7 @@ impl Cache {
         cache
     }
 
-    /// Where a vector lies; heads of values follow those of keys.
+    /// Range of a vector in the pool; heads of values follow those of keys.
     fn range(&self, sequence: usize, head: usize, position: usize) -> Range<usize> {
         let shape = self.shape;
         let page =

@@ -77,7 +77,7 @@ fn a_dense_product_beside_the_experts() {
     }
 }
 
-/// Where ExpertArguments say how a dense weight lies.
+/// Layout of a dense weight, as ExpertArguments has it.
 fn beside(w: &Weight) -> [u32; 4] {
     let n_in = w.n_cols();
     [n_in, w.block.row_bytes(n_in), w.block.row_scale_bytes(n_in), w.n_rows()].map(|n| n as u32)

@@ -10,7 +10,7 @@ pub(super) struct Branch {
     residual: Vec<f32>,
     /// Norm of x, another branch and its norm.
     pair: Option<[Vec<f32>; 3]>,
-    /// Of the sum.
+    /// Norm of the sum.
     norm: Option<Vec<f32>>,
 }
 
@@ -228,8 +228,8 @@ fn a_row_that_was_made_has_every_tail() {
     }
 }
 
-/// What a perfect cache reads: the weight once, the branch, its norms and the residual once;
-/// nothing is written but sum and row.
+/// A perfect cache reads the weight once, and the branch, its norms and the residual once. Only the
+/// sum and the row are written.
 #[test]
 fn a_row_that_was_made_is_read_once() {
     let mut rng = Rng::new(23);
@@ -245,7 +245,8 @@ fn a_row_that_was_made_is_read_once() {
     assert_eq!(read, w.data.len() as u64 + 7 * 4 * n_in as u64);
 }
 
-/// What chosen experts make, weighed, added to the residual, and normalised for two readers.
+/// The weighted results of chosen experts are added to the residual, and normalised for two
+/// readers.
 #[test]
 fn parts_of_experts_join_without_a_norm() {
     let mut rng = Rng::new(27);

@@ -1,5 +1,5 @@
-//! What follows a product in its own dispatch, of few rows and of tiles: gate, residual, softcap,
-//! the largest output.
+//! Operations that a product's dispatch does on its results, for few rows and for tiles: gate,
+//! residual, softcap, search for the largest output.
 
 use super::*;
 
