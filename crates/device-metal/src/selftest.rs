@@ -45,7 +45,7 @@ pub struct Checked {
     pub failures: Vec<String>,
 }
 
-/// Positions after which sequences are split where that is what is tested.
+/// Positions after which sequences are split, in tests of splitting.
 pub const SHORTEST_SPLIT: usize = 7;
 
 /// Returns true if a case has attentions that split long sequences.

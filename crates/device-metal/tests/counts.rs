@@ -1,6 +1,6 @@
-//! How many dispatches a step has: at most 5 a layer and 3 beside for a dense model, 8 a layer for
-//! a mixture of experts, however long the sequence, in chains too; 12 a layer for many rows.
-//! Counted where they are encoded.
+//! Number of dispatches in a step, counted where they are encoded, however long the sequence and in
+//! chains too. A dense model has at most 5 a layer and 3 more, a mixture of experts 8 a layer.
+//! Steps of many rows have at most 12 a layer.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::NullGpu;

@@ -95,8 +95,8 @@ fn recurrences() {
 #[test]
 fn long_sequences() {
     let device = device().splitting(SHORTEST_SPLIT);
-    // Only two blocks and the single attentions are checked: the kernels' own tests split every
-    // shape.
+    // Two blocks and every ninth case of a single Op are checked: the kernels' own tests split
+    // every shape.
     let fused =
         |case: &Case| ["two layers Q4_0 kv F16", "two layers F32 kv F32"].contains(&case.name.as_str());
     let (mut cases, others): (Vec<Case>, Vec<Case>) = check_op_cases().into_iter().partition(fused);

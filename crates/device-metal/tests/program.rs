@@ -1,7 +1,7 @@
-//! What a program promises beside the numbers, on the emulated GPU: orders of lanes and of the
-//! dispatches between two barriers change no bit; deterministic rows do not depend on their
-//! company; steps in flight give what steps one by one give; what nodes left can be read; bad steps
-//! are refused.
+//! Promises of a program other than its numbers, on the emulated GPU. Orders of lanes, and of the
+//! dispatches between two barriers, change no bit. Deterministic rows do not depend on the other
+//! rows of their step. Steps in flight have the results of steps one by one. The outputs of nodes
+//! can be read. Bad steps are refused.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 

@@ -403,7 +403,7 @@ impl AppleGpu {
         let function = library.newFunctionWithName_constantValues_error(&name, &values).map_err(refused)?;
         let descriptor = MTLComputePipelineDescriptor::new();
         descriptor.setComputeFunction(Some(&function));
-        // The compiler then keeps to as many registers as they leave.
+        // The compiler then limits registers so that this many threads fit.
         descriptor.setMaxTotalThreadsPerThreadgroup(threads as usize);
         let archive = self.compiled().archive.clone();
         if let Some(archive) = &archive {
@@ -630,7 +630,7 @@ impl Gpu for AppleGpu {
         compiled.grown = !written;
     }
 
-    /// From macOS 15 on; before, the system finds out at each command buffer what is used.
+    /// Needs macOS 15. Before, the system finds the buffers in use at each command buffer.
     fn reside(&self, buffers: &[AppleBuffer]) -> AppleResidency {
         if !self.device.respondsToSelector(sel!(newResidencySetWithDescriptor:error:)) {
             return AppleResidency { set: None, sets: self.sets.clone() };
@@ -685,7 +685,7 @@ impl Gpu for AppleGpu {
 }
 
 impl MetalGpu for AppleGpu {
-    /// Bounded by what the GPU uses well, of which other programs of this process have taken some.
+    /// At most the GPU's recommended working set, less what this process has already allocated.
     fn memory(&self) -> platform::SystemMemory {
         let system = platform::system_memory();
         let most = self.device.recommendedMaxWorkingSetSize();

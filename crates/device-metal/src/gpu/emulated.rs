@@ -126,7 +126,7 @@ pub struct Traced {
 /// A function and its constants.
 type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
 
-/// The compiler and what it compiled.
+/// The compiler and the libraries that it compiled.
 struct Shaders {
     compiler: emulator::Compiler,
     /// A file whose source is another than the one that is built in.
@@ -231,7 +231,7 @@ struct Work {
 struct Submitted {
     /// `None`: it has run.
     work: Mutex<Option<Work>>,
-    /// The seconds that it took, or what went wrong, in words.
+    /// Seconds that it took, or the error's text.
     ended: OnceLock<std::result::Result<f64, String>>,
 }
 

@@ -63,7 +63,8 @@ fn wants() -> Vec<(&'static str, Vec<Want>)> {
     ]
 }
 
-/// Answers of `n` sequences step by step, and with as many steps in flight as the device takes.
+/// Compares answers of `n` sequences computed step by step with those of the most steps in flight
+/// that the device accepts.
 fn agree(device: &dyn Device, plan: &Plan, limits: &Limits, wants: &[Want], n: usize) -> Result<(), String> {
     let wants: Vec<Want> = wants.iter().copied().cycle().take(n).collect();
     let mut rng = Rng::new(3);
@@ -175,8 +176,8 @@ fn steps(plan: &Plan, limits: &Limits, n: usize) -> (OwnedStep, Vec<OwnedStep>) 
     (prompt, (0..N_STEPS).map(|_| sequences.step(&rows)).collect())
 }
 
-/// A step with what is wanted of each output, the tokens that are known to have penalties, and
-/// those that are not known yet.
+/// A step with the request of each output, the tokens that are known to have penalties, and those
+/// that are not known yet.
 fn with_wants<'a>(
     step: &OwnedStep,
     of: impl Fn(usize) -> (Want, &'a Vec<u32>, &'a [OutputRef]),

@@ -138,7 +138,7 @@ fn norm_turn_write_and_attention_in_one() {
             .grid([shape.n_kv_heads * group.div_ceil(heads), splits, 3], 32 * simdgroups);
         let mut outcome = cache.bind(launch.clone()).run();
         let after = Cache { pool: outcome.pool.clone(), tables: cache.tables.clone(), ..cache };
-        // The same over what is stored then: query heads alone are turned.
+        // Attention over the stored keys: only query heads get RoPE.
         let queries =
             launch.clone().flag(FUSED, false).flag(K_NORM, false).flag(K_WEIGHT, false).number(K_ROPE, 0);
         let of_queries = after.bind(queries).run();

@@ -1,5 +1,5 @@
-//! Kernels of `src/kernels`, run by the emulator with what their contracts bind, in several orders
-//! of lanes.
+//! Kernels of `src/kernels`, run by the emulator with the bindings of their contracts, in several
+//! orders of lanes.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, dead_code)]
 
