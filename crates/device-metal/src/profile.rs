@@ -231,8 +231,8 @@ impl Profile {
         self.key_lanes.min(most).max(4)
     }
 
-    /// SIMD-groups of a threadgroup of a GEMV, and how many of them share the same rows, for so
-    /// many blocks of rows and so many spans of a row for each lane.
+    /// SIMD-groups of a GEMV's threadgroup, and the number of them that share the same rows.
+    /// `n_blocks`: blocks of rows; `spans_per_lane`: spans of a row for each lane.
     pub fn gemv_shape(&self, n_blocks: usize, spans_per_lane: usize) -> (u32, u32) {
         let mut split = 1;
         while split < 8
@@ -374,8 +374,8 @@ mod tests {
             assert_eq!(p.gemv_shape(16384, 8), (2, 1));
             assert_eq!([1, 2, 4, 5, 8].map(|n| p.key_lanes(n)), [8, 8, 8, 4, 4]);
             assert!((2..=MOST_SPLITS).contains(&p.n_splits(8)));
-            // SIMD-groups that first compute the input row are at most two loads of the chip, but
-            // as many as there is work for.
+            // SIMD-groups of a GEMV that first computes its row: at most two loads of the chip, and
+            // at least as many as there is work for.
             assert_eq!([1, 2 * p.gemv_simdgroups as usize].map(|n| p.passes(n)), [1, 1]);
             assert!(65_536 / p.passes(65_536) <= 2 * p.gemv_simdgroups as usize);
         }

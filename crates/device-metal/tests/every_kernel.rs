@@ -63,7 +63,7 @@ fn cases() -> Vec<Case> {
     cases.into_iter().map(|(_, case)| case).collect()
 }
 
-/// The bits of everything that the cases give, blocks of Ops fused and single ones as they are, and
+/// The bits of all results of the cases, with blocks of Ops fused and single Ops as they are, and
 /// the files whose kernels ran. The kernels that measure the GPU run too.
 fn outcome(device: &MetalDevice<EmulatedGpu>, cases: &[Case]) -> (Vec<Vec<u32>>, BTreeSet<&'static str>) {
     device.gpu().start_trace();

@@ -24,7 +24,7 @@ const UNTOUCHED: u32 = 0xabcd_ef01;
 /// Index of the first word for the step's tokens.
 const FIRST_CHOSEN: u32 = 2;
 
-/// A step of so many outputs.
+/// A step of `n_outputs` outputs.
 fn step(n_outputs: usize) -> [u32; 8] {
     [1, n_outputs as u32, 1, 1, 1, FIRST_CHOSEN, 0, 0]
 }

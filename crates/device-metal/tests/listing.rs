@@ -161,7 +161,7 @@ const METAL_ONLY: &[&str] = &[
     "probes",
 ];
 
-/// That what the first has and the second lacks is what the list says.
+/// Checks that the files of `first` that `second` lacks are those of `alone`.
 fn check(first: &BTreeSet<String>, second: &BTreeSet<String>, alone: &[&str]) {
     let missing: Vec<_> = first.difference(second).filter(|s| !alone.contains(&s.as_str())).collect();
     assert!(missing.is_empty(), "only one device has {missing:?}");

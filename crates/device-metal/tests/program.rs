@@ -239,7 +239,8 @@ fn values_can_be_read_after_every_node() {
     assert_eq!(program.chosen()[0].token, sampling::argmax(program.logits()));
 }
 
-/// Chunked or whole, alone or not: deterministic numerics give the same bits.
+/// Deterministic numerics have the same bits for whole and chunked prompts, alone or with other
+/// rows.
 #[test]
 fn deterministic_steps_do_not_depend_on_their_company() {
     let device = device();
@@ -333,8 +334,8 @@ fn steps_that_would_leave_the_buffers_are_errors() {
     program.run(&empty.borrow()).unwrap();
 }
 
-/// Weights of a mapped file are used where they lie; what is not aligned is copied, and the memory
-/// plan says so.
+/// Weights of a mapped file are used in place. Unaligned ones are copied, and the memory plan
+/// counts them.
 #[test]
 fn the_memory_plan_says_what_is_copied() {
     let device = device();
@@ -417,7 +418,7 @@ fn pages_come_and_go_in_chunks() {
     assert!(error.contains("not committed"), "{error}");
 }
 
-/// A step in flight reads pages that are given back: that waits for it, and frees them after.
+/// A decommit of pages that a step in flight reads waits for the step, and frees them after it.
 #[test]
 fn what_a_step_in_flight_reads_is_freed_after_it() {
     let device = device();

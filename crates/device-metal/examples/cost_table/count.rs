@@ -115,8 +115,8 @@ pub struct Rows {
     pub position: usize,
 }
 
-/// The dispatches of a model with these layers, by their functions, and what the step needs at
-/// least.
+/// Dispatches of a model with these layers, with their functions' names, and the least cost of the
+/// step.
 pub fn dispatches(s: &Shapes, layers: &[&Layers], rows: Rows) -> (Vec<(String, Cost)>, Cost) {
     dispatches_by(s, layers, rows, |_| true)
 }

@@ -4,7 +4,7 @@ use crate::count::{Cost, Rows, dispatches, whole};
 use crate::plan::N_TOKENS;
 use crate::shapes::{Layers, MODELS, Shapes};
 
-/// Position of the token that is decoded, if no other is asked for.
+/// Position of the decoded token, unless the command line has another.
 const POSITION: usize = 511;
 
 /// Prints the tables that the command line requests.

@@ -48,12 +48,12 @@ pub struct Shapes {
     pub n_vocab: usize,
     /// True if heads of q and k are normalised.
     pub qk_norm: bool,
-    /// Instead of the dense network, or, where there is one, beside it.
+    /// Experts that replace the dense network, or run next to it if there is one.
     pub experts: Option<Experts>,
     /// Norms after attention and network, of values, and a factor for each layer; logits are
     /// bounded.
     pub sandwich: bool,
-    /// Tokens a second of decoding: the best of those published, and llama.cpp's.
+    /// Decode rates in tokens a second: the best published one, and llama.cpp's.
     pub decode: &'static str,
     /// Tokens a second of a prompt of 512, and whose.
     pub prefill: &'static str,

@@ -351,8 +351,8 @@ impl AppleGpu {
             };
             let options = MTLCompileOptions::new();
             options.setLanguageVersion(self.language);
-            // NaN and infinity mean what they say: routers and masks use them. Precise functions
-            // are what the tests' bounds are for. Contraction is each file's own to forbid.
+            // Fast math is off for NaN and infinity, which routers and masks use. The tests' bounds
+            // hold for precise functions. Each file forbids contraction itself.
             if self.compile_options_have_math_mode() {
                 options.setMathMode(MTLMathMode::Safe);
                 options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Precise);
@@ -416,7 +416,7 @@ impl AppleGpu {
                 None,
             )
         };
-        // First only from the archive; what it lacks is compiled and added.
+        // The archive is searched first; a missing pipeline is compiled and added.
         let found = archive.as_ref().and_then(|_| make(MTLPipelineOption::FailOnBinaryArchiveMiss).ok());
         let pipeline = match found {
             Some(pipeline) => pipeline,

@@ -387,8 +387,8 @@ impl Work {
             .bindings
             .iter()
             .map(|(binding, buffer)| {
-                // SAFETY: the program's buffers live until the ticket is dropped, which runs what
-                // is left of its submission.
+                // SAFETY: the program's buffers live until the ticket is dropped, and the drop runs
+                // the rest of its submission.
                 let buffer = unsafe { &(**buffer).buffer };
                 let bound = emulator::Binding::new(u32::from(binding.index), buffer);
                 let bound = bound.at(binding.location.offset as usize);

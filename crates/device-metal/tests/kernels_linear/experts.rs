@@ -21,7 +21,7 @@ pub(super) fn stack(experts: &[Weight]) -> (Vec<u8>, Vec<u8>) {
     (bytes, places)
 }
 
-/// ExpertArguments, which begin with LinearArguments; nothing beside.
+/// ExpertArguments, which begin with LinearArguments, without a dense weight.
 pub(super) fn expert_arguments(
     block: BlockType,
     n_in: usize,
@@ -196,8 +196,8 @@ fn experts_one_row_at_a_time() {
     }
 }
 
-/// In one dispatch what route and expert_groups do one after the other, whatever slices of rows a
-/// thread has.
+/// One dispatch has the results of route and expert_groups run one after the other, whatever slices
+/// of rows a thread has.
 #[test]
 fn experts_are_chosen_and_ordered_in_one() {
     let mut rng = Rng::new(19);

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// A branch, or two, and what it is added to.
+/// One branch or two, and the residual to which they are added.
 pub(super) struct Branch {
     x: Vec<f32>,
     weight: Option<Vec<f32>>,
@@ -40,7 +40,7 @@ impl Branch {
         [1, self.x.len() as u32, 0, FACTOR.to_bits(), eps, eps, eps, eps]
     }
 
-    /// join.metal by a threadgroup of so many threads.
+    /// join.metal, run by a threadgroup of `threads` threads.
     pub(super) fn alone(&self, threads: usize) -> Launch {
         let launch = Launch::new("join.metal", "join")
             .arguments(&self.arguments())
@@ -125,7 +125,8 @@ impl Branch {
     }
 }
 
-/// The bits of join and of a product, one after the other, however often a simdgroup multiplies.
+/// The result has the bits of join and a product run one after the other, however often a simdgroup
+/// multiplies.
 #[test]
 fn a_product_makes_the_row_that_a_branch_joins() {
     let mut rng = Rng::new(21);

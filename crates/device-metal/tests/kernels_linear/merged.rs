@@ -81,7 +81,7 @@ impl Parts {
     }
 }
 
-/// The bits of attention_merge and of a product, one after the other.
+/// The result has the bits of attention_merge and a product run one after the other.
 #[test]
 fn a_product_joins_the_parts_of_the_attention_before_it() {
     let mut rng = Rng::new(16);
