@@ -214,7 +214,7 @@ fn products(x: &[f32], n_in: usize, w: &Weight) -> Vec<(f64, f64)> {
     out
 }
 
-/// Checks that each value is within `bound` of the summed magnitudes.
+/// Checks that each error is at most `bound` times the summed magnitudes.
 fn check(what: &str, found: &[f32], expected: &[(f64, f64)], bound: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (i, (found, (value, size))) in found.iter().zip(expected).enumerate() {
