@@ -1,5 +1,5 @@
-//! What each kernel needs of registers, by NVIDIA's assembler in the place of Apple's, which is not
-//! public, and its instructions that convert numbers (`metal_emulator::Registers`).
+//! Registers of each kernel, by NVIDIA's assembler instead of Apple's, which is not public; and the
+//! kernel's conversion instructions (`metal_emulator::Registers`).
 //!
 //!     cargo run -p ingle-device-metal --example registers -- PTXAS [FILE ...]
 //!

@@ -102,7 +102,7 @@ pub const fn kv_name(kind: KvType) -> &'static str {
     match kind {
         KvType::F32 => "f32",
         KvType::F16 => "f16",
-        // These three have no kernels: `profile::KV_TYPES`.
+        // Cache types I16, I8 and Fp8 have no kernels: `profile::KV_TYPES`.
         KvType::I16 => "i16",
         KvType::I8 => "i8",
         KvType::Fp8 => "fp8",

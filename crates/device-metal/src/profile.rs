@@ -24,11 +24,11 @@ const RULES: &[Rule] = &[
     QK_NORM_ROPE_KV_WRITE,
 ];
 
-/// The choices for a chip. None was measured: they follow what is published of these chips (see
+/// The choices for a chip. None was measured: they follow published facts about the chips (see
 /// docs/metal.md).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
-    /// `M4 Pro`, or what the GPU calls itself.
+    /// `M4 Pro`, or the GPU's own name.
     pub chip: String,
     /// Fusion rules.
     pub rules: &'static [Rule],
@@ -51,8 +51,8 @@ pub struct Profile {
     /// attention left in parts, or what a branch adds after its norm. Each threadgroup makes the
     /// row for itself, so that few large ones read less.
     pub merged_simdgroups: u32,
-    /// Positions from which on those of a row are split over threadgroups, whose results the next
-    /// projection merges, or a dispatch of its own.
+    /// Number of positions from which on a row's attention is split over threadgroups. The next
+    /// projection, or a dispatch of its own, merges their results.
     pub split_positions: usize,
     /// Threadgroups that attention of one row should have in all where it is split.
     pub split_threadgroups: usize,
@@ -68,8 +68,8 @@ pub struct Profile {
     /// Rows of a span from which on recurrent layers take 16 positions at a time, as matrix
     /// products, and not one by one (`kernels/scan_chunks.h`).
     pub scan_rows: usize,
-    /// Whether matrices are multiplied by the tensor units that Metal 4 opens: written, but never
-    /// executed by anybody.
+    /// True if matrices are multiplied by the tensor units that Metal 4 opens. This path is
+    /// written, but nobody has ever executed it.
     pub tensor: bool,
 }
 
@@ -166,10 +166,10 @@ impl Profile {
         ]
     }
 
-    /// This profile with the fields that a text has ([`Self::to_text`]).
+    /// This profile with its fields replaced by those in `text` ([`Self::to_text`]).
     ///
     /// # Errors
-    /// A line that is no field, or a value that no kernel can have: which, and what was expected.
+    /// Number of a line that is no field, or whose value no kernel supports, and what was expected.
     pub fn with_text(&self, text: &str) -> Result<Profile, String> {
         let mut profile = self.clone();
         for (number, line) in (1..).zip(text.lines()) {
@@ -224,15 +224,15 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Lanes that share a key of so many query heads: each has a sum of every key and head in
-    /// registers, 32 at most.
+    /// Lanes that share a key for `n_heads` query heads. Each lane has a sum of every key and head
+    /// in registers, 32 at most.
     pub fn key_lanes(&self, n_heads: usize) -> u32 {
         let most = 32 / (n_heads.max(1) as u32).next_power_of_two();
         self.key_lanes.min(most).max(4)
     }
 
-    /// SIMD-groups of a threadgroup of a GEMV, and how many of them share the same rows, for so
-    /// many blocks of rows and so many spans of a row for each lane.
+    /// SIMD-groups of a GEMV's threadgroup, and the number of them that share the same rows.
+    /// `n_blocks`: blocks of rows; `spans_per_lane`: spans of a row for each lane.
     pub fn gemv_shape(&self, n_blocks: usize, spans_per_lane: usize) -> (u32, u32) {
         let mut split = 1;
         while split < 8
@@ -244,18 +244,18 @@ impl Profile {
         (split.max(self.gemv_threadgroup), split)
     }
 
-    /// Blocks of rows that a SIMD-group makes of a GEMV that first makes its row, so many
-    /// SIMD-groups being needed for one each: as many as leave each core two of its loads.
+    /// Blocks of rows for each SIMD-group of a GEMV that first computes its input row.
+    /// `n_simdgroups`: SIMD-groups needed for one block each. Each core keeps two of its loads.
     pub fn passes(&self, n_simdgroups: usize) -> usize {
         n_simdgroups.div_ceil(2 * self.gemv_simdgroups as usize).max(1)
     }
 
-    /// Threadgroups that share the positions of a row, where a row has so many without.
+    /// Threadgroups that share the positions of a row that unsplit would have `n_threadgroups`.
     pub fn n_splits(&self, n_threadgroups: usize) -> usize {
         self.split_threadgroups.div_ceil(n_threadgroups.max(1)).clamp(2, MOST_SPLITS)
     }
 
-    /// Threads for a norm of so many columns: whole SIMD-groups, about four columns a thread.
+    /// Threads for a norm of `cols` columns: whole SIMD-groups, about four columns a thread.
     pub fn norm_threads(&self, cols: usize) -> u32 {
         let threads = (cols as u32).div_ceil(4).next_multiple_of(32);
         threads.clamp(32, self.norm_threads)
@@ -317,14 +317,14 @@ const CORES: [(&str, usize); 17] = [
     ("M5", 10),
 ];
 
-/// GPU cores of a chip of this name; 0: an unknown chip. What the system itself says of its GPU
+/// GPU cores of the chip with this name; 0 for an unknown chip. The system's own count of cores
 /// comes first (`cores.rs`).
 pub fn cores_of(name: &str) -> usize {
     CORES.iter().find(|(chip, _)| name.trim_start_matches("Apple ") == *chip).map_or(0, |(_, cores)| *cores)
 }
 
-/// Apple's GPU family of a chip of this name: 7 for M1, 8 for M2, 9 for M3, M4 and what is not
-/// known, 10 for M5.
+/// Apple's GPU family of the chip with this name: 7 for M1, 8 for M2, 9 for M3, M4 and unknown
+/// chips, 10 for M5.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub fn family_of(name: &str) -> u32 {
     let name = name.trim_start_matches("Apple ");
@@ -374,8 +374,8 @@ mod tests {
             assert_eq!(p.gemv_shape(16384, 8), (2, 1));
             assert_eq!([1, 2, 4, 5, 8].map(|n| p.key_lanes(n)), [8, 8, 8, 4, 4]);
             assert!((2..=MOST_SPLITS).contains(&p.n_splits(8)));
-            // A row that is made first is made by no more SIMD-groups than two loads of the chip,
-            // but by as many as there is work for.
+            // SIMD-groups of a GEMV that first computes its row: at most two loads of the chip, and
+            // at least as many as there is work for.
             assert_eq!([1, 2 * p.gemv_simdgroups as usize].map(|n| p.passes(n)), [1, 1]);
             assert!(65_536 / p.passes(65_536) <= 2 * p.gemv_simdgroups as usize);
         }
@@ -403,7 +403,7 @@ mod tests {
             let error = m1.with_text(&format!("# a comment\n{bad}\n")).unwrap_err();
             assert!(error.starts_with("line 2: ") && error.contains(why), "{error}");
         }
-        // What is newer than the table is as the last in it; and a GPU of unknown cores as an M4
+        // A GPU newer than the table is treated as the last in it; one of unknown cores as an M4
         // Pro.
         assert_eq!(profile("M5", 12), profile("M5", 10));
         assert_eq!(cores_of("Apple M9"), 0);

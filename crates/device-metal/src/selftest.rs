@@ -1,5 +1,5 @@
-//! What an owner of a Mac can find out: whether every kernel agrees with the CPU, and how near each
-//! comes to the memory's bandwidth. Behind `ingle metal-selftest`.
+//! Checks for the owner of a Mac: every kernel against the CPU, and each kernel's rate against the
+//! memory's bandwidth. The command is `ingle metal-selftest`.
 
 mod ahead;
 mod bisect;
@@ -45,7 +45,7 @@ pub struct Checked {
     pub failures: Vec<String>,
 }
 
-/// Positions after which sequences are split where that is what is tested.
+/// Positions after which sequences are split, in tests of splitting.
 pub const SHORTEST_SPLIT: usize = 7;
 
 /// Returns true if a case has attentions that split long sequences.

@@ -12,8 +12,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use weights::{BlockType, Bytes, Map};
 
-/// The alignment that kernels need of a weight's codes: the size of what they load at once, as the
-/// headers of `kernels/linear/` say.
+/// Alignment that kernels need for a weight's codes: the size of a load, as the headers of
+/// `kernels/linear/` say.
 const fn align_of(block: BlockType) -> usize {
     use BlockType::*;
     match block {
@@ -195,8 +195,8 @@ impl Weights {
     }
 }
 
-/// Columns of a head, at most, whose keys are stored without what is known of them: a query's terms
-/// lie in threadgroup memory.
+/// Largest number of columns of a head whose keys are stored without their known bias: a query's
+/// terms are kept in threadgroup memory.
 const MOST_BIASED_COLUMNS: usize = 256;
 
 /// Numbers that kernels look up: of each stack of experts, the offsets of its matrices' codes,

@@ -1,6 +1,6 @@
-//! What Apple's compiler and GPUs may do to arithmetic: contract, flush subnormals to zero, and
-//! give functions that are two units off. No kernel lets it do the first, and results stay within
-//! their bounds with the others.
+//! Tests of the freedom that Apple's compiler and GPUs have in arithmetic: contraction, flushing
+//! subnormals to zero, and functions that are two units off. Kernels forbid contraction; with the
+//! other two, results stay within their bounds.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -35,9 +35,8 @@ fn last_cases(device: &MetalDevice<EmulatedGpu>) -> Vec<Case> {
     cases.into_iter().map(|(_, case)| case).collect()
 }
 
-/// Nothing that Apple's compiler is given lets it contract: what is compiled is the same, so every
-/// bit is. All files in runs of more cases; every one begins with the pragma, as a test of the list
-/// of files says.
+/// No kernel lets Apple's compiler contract, so every bit stays the same. Runs of more cases
+/// compile all files; each begins with the pragma, as a test of the file list checks.
 #[test]
 fn contraction_changes_no_bit() {
     let compiler = Compiler::new(metal_emulator::Options::new(SHADERS)).unwrap();
@@ -62,7 +61,7 @@ fn flushed_and_inexact_results_are_within_their_bounds() {
     }
 }
 
-/// Numbers of four bits with their least scales: what is subnormal on the way is not lost.
+/// 4-bit weights with their least scales: subnormal intermediate values are not lost.
 #[test]
 fn subnormal_halves_of_small_floats_are_not_lost() {
     let options = metal_emulator::Options {

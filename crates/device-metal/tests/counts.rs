@@ -1,6 +1,6 @@
-//! How many dispatches a step has: at most 5 a layer and 3 beside for a dense model, 8 a layer for
-//! a mixture of experts, however long the sequence, in chains too; 12 a layer for many rows.
-//! Counted where they are encoded.
+//! Number of dispatches in a step, counted where they are encoded, however long the sequence and in
+//! chains too. A dense model has at most 5 a layer and 3 more, a mixture of experts 8 a layer.
+//! Steps of many rows have at most 12 a layer.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::NullGpu;
@@ -93,7 +93,8 @@ fn head(mut b: PlanBuilder, x: ValueId, block: BlockType, softcap: bool) -> Plan
     b.finish(logits)
 }
 
-/// Dispatches and barriers of a decode step, of a prompt's chunk, and of a decode step far behind.
+/// Dispatches and barriers of a decode step, of a prompt's chunk, and of a decode step at a late
+/// position.
 fn counts(plan: &Plan) -> [(usize, usize); 3] {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
     let plan = fusion::fuse(plan, device.fusion());
@@ -121,7 +122,7 @@ fn a_dense_model_has_five_dispatches_a_layer_and_three_beside() {
             for (n, [decode, (prefill, _), long]) in [2, 5].into_iter().zip(counts) {
                 for (dispatches, barriers) in [decode, long] {
                     assert!(dispatches <= 5 * n + 3, "{dispatches} dispatches of {n} layers");
-                    // Each needs what the one before wrote.
+                    // Each dispatch reads the result of the one before.
                     assert_eq!(barriers, dispatches - 1);
                 }
                 assert!(prefill <= 12 * n + 5, "{prefill} dispatches of {n} layers");
@@ -133,8 +134,7 @@ fn a_dense_model_has_five_dispatches_a_layer_and_three_beside() {
     }
 }
 
-/// Dispatches and barriers of a decode step of which this is wanted, its token chosen by an earlier
-/// step.
+/// Dispatches and barriers of a decode step with this request, its token chosen by an earlier step.
 fn wanting(want: Want) -> (usize, usize) {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
     let plan = fusion::fuse(&dense(2, [BlockType::Q4_0; 2], true, false), device.fusion());
@@ -286,7 +286,7 @@ fn kernels_are_compiled_when_a_step_first_needs_them() {
     assert_eq!(compiled(), 0);
 }
 
-/// Asking for tensor units where shaders are not compiled for them is an error, not another path.
+/// A request for tensor units is an error, not another path, if shaders are not compiled for them.
 #[test]
 fn tensor_units_that_are_not_there_are_an_error() {
     let gpu = NullGpu::new("Apple M5");

@@ -1,7 +1,7 @@
-//! What is asked of every file of kernels: that its address spaces fit, that no order of lanes or
-//! threadgroups changes a bit, and that sanitizers find nothing. Those of `linear/`, `sampling/`
-//! and of attention have tests of their own for the last two, at more shapes and with all
-//! constants; here are all others, run by the device in small plans.
+//! Tests of every kernel file: its address spaces fit, no order of lanes or threadgroups changes a
+//! bit, and sanitizers find nothing. Kernels of `linear/`, `sampling/` and attention have their own
+//! tests for the last two, at more shapes and with all constants. The device runs all others here,
+//! in small plans.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +23,7 @@ fn address_spaces_fit() {
     }
 }
 
-/// Those with tests of their own.
+/// Returns true for files whose kernels have their own tests.
 fn is_elsewhere(file: &str) -> bool {
     ["linear/", "sampling/", "attention.metal", "cross_attention.metal", "self_attention.metal"]
         .iter()
@@ -34,7 +34,7 @@ fn is_sanitized(file: &str) -> bool {
     !is_elsewhere(file)
 }
 
-/// Where threads of a threadgroup wait for each other, and so may race.
+/// Returns true if threads of a threadgroup wait for each other, and so may race.
 fn has_barriers(file: &str) -> bool {
     let kernel = FILES.iter().find(|(path, _)| *path == file).map(|(path, _)| Kernel::of(path));
     is_sanitized(file) && kernel.unwrap().source().unwrap().contains("threadgroup_barrier(")
@@ -63,7 +63,7 @@ fn cases() -> Vec<Case> {
     cases.into_iter().map(|(_, case)| case).collect()
 }
 
-/// The bits of everything that the cases give, blocks of Ops fused and single ones as they are, and
+/// The bits of all results of the cases, with blocks of Ops fused and single Ops as they are, and
 /// the files whose kernels ran. The kernels that measure the GPU run too.
 fn outcome(device: &MetalDevice<EmulatedGpu>, cases: &[Case]) -> (Vec<Vec<u32>>, BTreeSet<&'static str>) {
     device.gpu().start_trace();

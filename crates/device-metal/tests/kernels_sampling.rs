@@ -15,16 +15,16 @@ const MASKS: &str = "sampling/masks.metal";
 const NO_TOKEN: u32 = u32::MAX;
 /// Words of a `Choice` (`step_parts.h`).
 const CHOICE: usize = 20;
-/// How tokens are chosen (`step_parts.h`).
+/// Ways of choosing a token (`step_parts.h`).
 const NOTHING: u32 = 0;
 const BEST: u32 = 1;
 const SAMPLED: u32 = 2;
-/// Where nothing was written.
+/// Initial value of words, still there if nothing was written.
 const UNTOUCHED: u32 = 0xabcd_ef01;
-/// Where the tokens of the step go.
+/// Index of the first word for the step's tokens.
 const FIRST_CHOSEN: u32 = 2;
 
-/// A step of so many outputs.
+/// A step of `n_outputs` outputs.
 fn step(n_outputs: usize) -> [u32; 8] {
     [1, n_outputs as u32, 1, 1, 1, FIRST_CHOSEN, 0, 0]
 }
@@ -72,7 +72,7 @@ fn token(chosen: &[u32]) -> u32 {
     chosen[FIRST_CHOSEN as usize]
 }
 
-/// What the host chooses.
+/// Token that the host chooses.
 fn expected(logits: &[f32], params: &Sampling) -> Option<u32> {
     let want = Want { choose: Choose::Sample(*params), ..Want::default() };
     Chooser::new(logits.len()).choose(logits, &want, &Step::default(), std::iter::empty()).token
@@ -102,8 +102,8 @@ fn logits(rng: &mut Rng, n: usize, kind: usize) -> Vec<f32> {
 
 const KINDS: usize = 6;
 
-/// The same token as the host's, always: weights are the same floats here, and no random number of
-/// these seeds lies within 2^-22 of a boundary, by which the sums differ.
+/// The device always chooses the host's token. Weights are the same floats here, and the sums
+/// differ by less than 2^-22. No random number of these seeds is so near a boundary.
 #[test]
 fn tokens_are_the_hosts() {
     let mut rng = Rng::new(5);
@@ -141,7 +141,7 @@ fn tokens_are_the_hosts() {
 #[test]
 fn stages_at_their_edges() {
     let mut rng = Rng::new(6);
-    // Of no number of equal weights does it hit a boundary.
+    // This random number is at no boundary, whatever the number of equal weights.
     let default = Sampling { random: 0.371_234_5, ..PLAIN };
     for kind in [0, 1, 2, 5] {
         let logits = logits(&mut rng, 3001, kind);
@@ -237,8 +237,8 @@ fn largest(logits: &[f32], n: Option<usize>) -> Launch {
         .words(5, &parts)
 }
 
-/// Of the row, and of what a head left of it: the lowest of equals, never NaN, none where nothing
-/// is more than -infinity.
+/// The best of a row, and of the parts that a head left of it, is the lowest of equal ones. It is
+/// never NaN; there is none if no value is above -infinity.
 #[test]
 fn the_best_is_the_first_of_the_largest() {
     let mut rng = Rng::new(9);

@@ -26,7 +26,7 @@ fn stems(device: &str, extensions: &[&str]) -> BTreeSet<String> {
     found
 }
 
-/// How the CPU does what Metal does in another way, or does not need to do.
+/// CPU files for work that Metal does in another way, or does not need to do.
 const CPU_ONLY: &[&str] = &[
     // On Metal `gated_delta` and `selective_scan`.
     "recurrence",
@@ -56,7 +56,7 @@ const CPU_ONLY: &[&str] = &[
     "linear/scalar",
     "linear/tile_avx512",
     "linear/weight_rows",
-    // What runs types without a kernel of their own; on Metal every type has one.
+    // Runs types without a kernel of their own; on Metal every type has one.
     "linear/decoded",
     // Schedules and parts of kernels.
     "activation_rows",
@@ -88,7 +88,7 @@ const CPU_ONLY: &[&str] = &[
     "linear/tests/memory",
 ];
 
-/// How Metal does what the CPU does in another way, or does not need to do.
+/// Metal files for work that the CPU does in another way, or does not need to do.
 const METAL_ONLY: &[&str] = &[
     // The CPU's `join`: on Metal that is a unit of a projection and a sum.
     "join_heads",
@@ -161,7 +161,7 @@ const METAL_ONLY: &[&str] = &[
     "probes",
 ];
 
-/// That what the first has and the second lacks is what the list says.
+/// Checks that the files of `first` that `second` lacks are those of `alone`.
 fn check(first: &BTreeSet<String>, second: &BTreeSet<String>, alone: &[&str]) {
     let missing: Vec<_> = first.difference(second).filter(|s| !alone.contains(&s.as_str())).collect();
     assert!(missing.is_empty(), "only one device has {missing:?}");

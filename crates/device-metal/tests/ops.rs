@@ -52,7 +52,7 @@ fn blocks() {
 /// of whole rows.
 #[test]
 fn norms_behind() {
-    // All of them in runs of more cases.
+    // Runs of more cases check all of the cases, others every second one.
     check(if device_testing::cases(1) > 1 { 1 } else { 2 }, has_norms_behind);
 }
 
@@ -95,7 +95,8 @@ fn recurrences() {
 #[test]
 fn long_sequences() {
     let device = device().splitting(SHORTEST_SPLIT);
-    // Of attentions alone and of blocks: the kernels' own tests split every shape.
+    // Two blocks and every ninth case of a single Op are checked: the kernels' own tests split
+    // every shape.
     let fused =
         |case: &Case| ["two layers Q4_0 kv F16", "two layers F32 kv F32"].contains(&case.name.as_str());
     let (mut cases, others): (Vec<Case>, Vec<Case>) = check_op_cases().into_iter().partition(fused);

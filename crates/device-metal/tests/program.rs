@@ -1,7 +1,7 @@
-//! What a program promises beside the numbers, on the emulated GPU: orders of lanes and of the
-//! dispatches between two barriers change no bit; deterministic rows do not depend on their
-//! company; steps in flight give what steps one by one give; what nodes left can be read; bad steps
-//! are refused.
+//! Promises of a program other than its numbers, on the emulated GPU. Orders of lanes, and of the
+//! dispatches between two barriers, change no bit. Deterministic rows do not depend on the other
+//! rows of their step. Steps in flight have the results of steps one by one. The outputs of nodes
+//! can be read. Bad steps are refused.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -87,7 +87,7 @@ fn a_sequence_that_ends_early_disturbs_nobody() {
     let fourth = sequences.step(&[(0, 1)]);
     let tokens = |program: &dyn Program| Vec::from_iter(program.chosen().iter().map(|c| c.token.unwrap()));
 
-    // What sequence 0 gives, step by step.
+    // Results of sequence 0, step by step.
     let mut expected = vec![];
     alone.run(&prompt.borrow()).unwrap();
     for step in [&second, &third, &fourth] {
@@ -239,7 +239,8 @@ fn values_can_be_read_after_every_node() {
     assert_eq!(program.chosen()[0].token, sampling::argmax(program.logits()));
 }
 
-/// Chunked or whole, alone or not: deterministic numerics give the same bits.
+/// Deterministic numerics have the same bits for whole and chunked prompts, alone or with other
+/// rows.
 #[test]
 fn deterministic_steps_do_not_depend_on_their_company() {
     let device = device();
@@ -259,7 +260,7 @@ fn deterministic_steps_do_not_depend_on_their_company() {
         if wanted(case.kind, &case.name)
             && of_blocks.contains(&case.block)
             && matches!(case.limits.kv_type, KvType::F32 | KvType::F16)
-            // It refuses attention in chunks, and of images.
+            // The device refuses attention in chunks, and attention of images.
             && case.runs_on(&device)
         {
             case.limits.numerics = Numerics::Deterministic;
@@ -333,8 +334,8 @@ fn steps_that_would_leave_the_buffers_are_errors() {
     program.run(&empty.borrow()).unwrap();
 }
 
-/// Weights of a mapped file are used where they lie; what is not aligned is copied, and the memory
-/// plan says so.
+/// Weights of a mapped file are used in place. Unaligned ones are copied, and the memory plan
+/// counts them.
 #[test]
 fn the_memory_plan_says_what_is_copied() {
     let device = device();
@@ -417,7 +418,7 @@ fn pages_come_and_go_in_chunks() {
     assert!(error.contains("not committed"), "{error}");
 }
 
-/// A step in flight reads pages that are given back: that waits for it, and frees them after.
+/// A decommit of pages that a step in flight reads waits for the step, and frees them after it.
 #[test]
 fn what_a_step_in_flight_reads_is_freed_after_it() {
     let device = device();

@@ -1,4 +1,4 @@
-//! What a step does, counted by the emulator.
+//! Cost of a step, counted by the emulator.
 
 use crate::plan::plan;
 use crate::shapes::{Layers, Shapes};
@@ -25,17 +25,17 @@ const DISPATCH: [f64; 2] = [4e-6, 2e-6];
 /// Multiplications and additions of an 8x8x8 product.
 const PRODUCT_OPS: f64 = 2.0 * 512.0;
 
-/// What dispatches do, added up.
+/// Summed cost of dispatches.
 #[derive(Clone, Copy, Default)]
 pub struct Cost {
-    /// How many.
+    /// Number of dispatches.
     pub dispatches: f64,
-    /// Those with a barrier before them.
+    /// Number of dispatches with a barrier before them.
     pub barriers: f64,
     /// Bytes of device memory that each dispatch reads, once: what memory must deliver to a perfect
     /// cache.
     pub read: f64,
-    /// The same of what it writes.
+    /// Bytes of device memory that each dispatch writes, each byte counted once.
     pub written: f64,
     /// Bytes that it loads, again each time.
     pub loaded: f64,
@@ -49,7 +49,7 @@ pub struct Cost {
     pub reductions: f64,
     /// 8x8x8 products.
     pub products: f64,
-    /// Those that the multiplications of the step fill.
+    /// Number of 8x8x8 products that the step's multiplications fill.
     pub least_products: f64,
     /// Seconds: of each dispatch the longer of its bytes at [`BANDWIDTH`] and its products at
     /// [`PRODUCTS`].
@@ -74,7 +74,7 @@ impl Cost {
         }
     }
 
-    /// Both.
+    /// Sum of two costs.
     pub fn plus(self, other: Cost) -> Cost {
         self.combine(other, |a, b| a + b)
     }
@@ -109,19 +109,19 @@ impl Cost {
 /// Rows of one sequence, the last at a position.
 #[derive(Clone, Copy)]
 pub struct Rows {
-    /// How many.
+    /// Number of rows.
     pub n: usize,
-    /// Of the last.
+    /// Position of the last row.
     pub position: usize,
 }
 
-/// The dispatches of a model with these layers, by their functions, and what the step needs at
-/// least.
+/// Dispatches of a model with these layers, with their functions' names, and the least cost of the
+/// step.
 pub fn dispatches(s: &Shapes, layers: &[&Layers], rows: Rows) -> (Vec<(String, Cost)>, Cost) {
     dispatches_by(s, layers, rows, |_| true)
 }
 
-/// The same, of a device with those of its fusion rules that are wanted.
+/// Like [`dispatches`], on a device with only those of its fusion rules that pass a filter.
 pub fn dispatches_by(
     s: &Shapes,
     layers: &[&Layers],

@@ -1,6 +1,6 @@
-//! What a token and a prompt cost, counted by the emulator: dispatches, barriers, bytes of device
-//! memory against the least possible, bytes of threadgroup memory, instructions of SIMD-groups; and
-//! from it a PREDICTION of tokens a second on an M4 Pro.
+//! Cost of a token and of a prompt, counted by the emulator: dispatches, barriers, bytes of device
+//! memory against the least possible, bytes of threadgroup memory, and instructions of SIMD-groups.
+//! From it follows a PREDICTION of tokens a second on an M4 Pro.
 //!
 //!     cargo run --release -p ingle-device-metal --example cost_table [prefill] [kernels] [model ...] [position]
 //!     cargo run --release -p ingle-device-metal --example cost_table scans

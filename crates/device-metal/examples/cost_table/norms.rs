@@ -1,5 +1,5 @@
-//! What the norm in the prologue of each product costs a token: the products of a layer with it,
-//! and of rows that are normalised already. The difference is what would be saved if the producer's
+//! Cost per token of the norm in each product's prologue: a layer's products with the norm, and
+//! those on rows that are already normalised. The difference is what a producer would save whose
 //! epilogue wrote x * w and partial sums of squares.
 
 use crate::count::{Cost, Rows, dispatches_by};

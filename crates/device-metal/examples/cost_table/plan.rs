@@ -14,8 +14,7 @@ const N_DIFFERENT: usize = 16;
 /// its own.
 pub const N_TOKENS: usize = 512;
 
-/// What embeddings are multiplied with: so much that rows stay different after an attention of
-/// noise.
+/// Scale of the embeddings, large enough that rows stay different after an attention of noise.
 const EMBEDDING_SCALE: f32 = 16.0;
 
 fn noise(n_out: usize, n_in: usize, block: BlockType, n_different: usize) -> Weight {
@@ -77,7 +76,7 @@ fn experts_inner(b: &mut PlanBuilder, s: &Shapes, e: &Experts, x: ValueId, ids: 
     b.gate(gate, up, activation(s))
 }
 
-/// What the chosen experts make of it, weighed and added.
+/// Weighted sum of the chosen experts' results.
 fn experts_sum(
     b: &mut PlanBuilder,
     s: &Shapes,

@@ -4,10 +4,10 @@ use crate::count::{Cost, Rows, dispatches, whole};
 use crate::plan::N_TOKENS;
 use crate::shapes::{Layers, MODELS, Shapes};
 
-/// Position of the token that is decoded, if no other is asked for.
+/// Position of the decoded token, unless the command line has another.
 const POSITION: usize = 511;
 
-/// What the command line asks for.
+/// Prints the tables that the command line requests.
 pub fn tables() {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     let mut taken = |word: &str| {

@@ -2,7 +2,7 @@
 
 /// Layers of one kind.
 pub struct Layers {
-    /// How many a model has.
+    /// Number of such layers in a model.
     pub n: usize,
     /// KV heads.
     pub n_kv_heads: usize,
@@ -22,9 +22,9 @@ const fn full(n: usize, n_kv_heads: usize, head_dim: usize) -> Layers {
 /// Experts of a layer.
 #[derive(Clone, Copy)]
 pub struct Experts {
-    /// Of a layer.
+    /// Number of experts in a layer.
     pub n: usize,
-    /// Of a token.
+    /// Number of experts that a token uses.
     pub n_used: usize,
     /// Width of each.
     pub ffn: usize,
@@ -46,22 +46,22 @@ pub struct Shapes {
     /// Rows of the embedding, which is the head too: for the bytes of a step it is one whether tied
     /// or not.
     pub n_vocab: usize,
-    /// Whether heads of q and k are normalised.
+    /// True if heads of q and k are normalised.
     pub qk_norm: bool,
-    /// Instead of the dense network, or, where there is one, beside it.
+    /// Experts that replace the dense network, or run next to it if there is one.
     pub experts: Option<Experts>,
     /// Norms after attention and network, of values, and a factor for each layer; logits are
     /// bounded.
     pub sandwich: bool,
-    /// Tokens a second of decoding: the best of those published, and llama.cpp's.
+    /// Decode rates in tokens a second: the best published one, and llama.cpp's.
     pub decode: &'static str,
     /// Tokens a second of a prompt of 512, and whose.
     pub prefill: &'static str,
 }
 
-/// What is published of Apple's chips with 4-bit weights. Decoding: the engines' own tables.
-/// Prompts: BaseRT's are its repository's `benchmarks/results/m4-pro_baseRT.csv`, llama.cpp's its
-/// discussion 4167 (20 cores).
+/// Models with published rates on Apple's chips, with 4-bit weights. Decode rates are from the
+/// engines' own tables. Prefill rates: BaseRT's are from its repository's
+/// `benchmarks/results/m4-pro_baseRT.csv`, llama.cpp's from its discussion 4167 (20 cores).
 pub const MODELS: [Shapes; 6] = [
     Shapes {
         name: "Qwen3-0.6B",

@@ -372,8 +372,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         }
     }
 
-    /// Query heads that a threadgroup makes at once: those that share a KV head, as many as there
-    /// are registers for.
+    /// Query heads that a threadgroup computes at once: those that share a KV head, limited by
+    /// registers.
     fn heads_at_once(&self, a: &Attention) -> usize {
         let most = if a.head_dim > MANY_COLUMNS { 4 } else { 8 };
         (a.n_heads / self.n_kv_heads(a).max(1)).min(most)

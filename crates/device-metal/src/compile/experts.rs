@@ -33,7 +33,7 @@ struct Experts {
     norm: Option<Norm>,
     ids: ValueId,
     weight: WeightId,
-    /// Up, of which `weight` is the gate.
+    /// Up projection; `weight` is then its gate.
     up: Option<(WeightId, Activation)>,
     /// Weights of the experts' products, and the residual to which their sum is added.
     sum: Option<(ValueId, Option<ValueId>)>,
@@ -42,7 +42,7 @@ struct Experts {
     out: ValueId,
 }
 
-/// A dense product, or a gate and what goes up.
+/// A dense product, or a gate and an up projection.
 struct Dense {
     x: ValueId,
     weights: Vec<WeightId>,
@@ -68,7 +68,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.expert_product(&Experts::new(x, ids, weight, out))
     }
 
-    /// What was joined.
+    /// Lowers a fused unit of experts.
     pub(super) fn expert_unit(&mut self, unit: &Unit) -> Result<()> {
         match *unit {
             Unit::ExpertGateUp { mut x, norm, ids, gate, up, kind, ref beside, out } => {
@@ -213,8 +213,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.push(call.bind(5, c.weight_or_any(*scales)?).bind(6, c.weight_or_any(*bias)?))
     }
 
-    /// The dispatch that brings the pairs of a step into the order of their experts, without what
-    /// it reads.
+    /// The dispatch that sorts the pairs of a step by expert, without its inputs.
     fn groups(&self, args: &RouteArguments) -> Call {
         self.step_call("expert_groups.metal", args)
             .write(23, self.scratch(ORDER))

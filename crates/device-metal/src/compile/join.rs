@@ -1,6 +1,6 @@
-//! What a branch adds to the residual stream, after norms of its own or as the sum of the products
-//! of experts. With norms and one row, the next product of the stream does it (`linear/joined.h`);
-//! with many rows, the next norms of the stream are made with it.
+//! Additions of a branch to the residual stream, after norms of its own or as the sum of expert
+//! products. With norms and one row, the stream's next product does the addition
+//! (`linear/joined.h`). With many rows, the dispatch of the stream's next norms does it.
 //!
 //! The contracts are the headers `kernels/join.h`, `kernels/join.metal` and
 //! `kernels/linear/joined.h`.

@@ -115,7 +115,7 @@ impl<G: MetalGpu> Draft<'_, G> {
             Tail::Gate { kind, out } if together => gate = Some((kind, out)),
             Tail::Gate { .. } | Tail::Store => {}
         }
-        // What runs in some steps only leaves the units that follow as they are.
+        // A product that runs only in some steps is not fused with the units that follow it.
         let (softcap, bests) = match when {
             When::Always => self.after_head(schedule, p),
             When::Short | When::Long => (None, false),
@@ -155,15 +155,15 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.product(self.schedule(p.x), &Product { add, row_gate, ..Product::new(p.x, &p.matrices) })
     }
 
-    /// What follows a product and can be done with it: its softcap, whose unit is then skipped, and
-    /// whether the largest is searched.
+    /// Operations after a product that its dispatch can do: the softcap, whose unit is then
+    /// skipped, and the search for the largest output (true if it is done).
     fn after_head(&mut self, schedule: Schedule, p: &Projection) -> (Option<(f32, ValueId)>, bool) {
         let ([matrix], Tail::Store) = (&p.matrices[..], p.tail) else { return (None, false) };
         let (mut out, mut softcap, mut rest) = (matrix.out, None, self.rest);
         if let [LoweredUnit { unit: Unit::Primitive(Op::Softcap { x, cap, out: capped }), .. }, after @ ..] = rest
             && *x == out
             && self.compiler.is_read_once(out)
-            // Both values are at the same place, so that the product may write the bounded one.
+            // The product may write the capped value directly: both values are at the same place.
             && self.value(*capped).location == self.value(out).location
         {
             (out, softcap, rest, self.n_done) = (*capped, Some((*cap, *capped)), after, 1);

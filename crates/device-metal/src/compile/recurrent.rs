@@ -17,8 +17,8 @@ const STATE_ROWS: [usize; 3] = [64, 128, 256];
 /// SIMD-groups of a threadgroup that scans.
 const SCAN_SIMDGROUPS: usize = 4;
 
-/// The same of one that scans in chunks, at most (`scan_chunks.h`): what its columns share is made
-/// once for all.
+/// SIMD-groups, at most, of a threadgroup that scans in chunks (`scan_chunks.h`). It computes once
+/// what its columns share.
 const CHUNK_SIMDGROUPS: usize = 8;
 
 /// Columns of a head's state that a SIMD-group has (`scan.h`).

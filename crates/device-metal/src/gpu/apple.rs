@@ -58,7 +58,7 @@ const TENSOR_SYSTEM: isize = 26;
 pub struct Options {
     /// A folder for compiled pipelines; none: they are compiled at every start.
     pub cache: Option<PathBuf>,
-    /// Whether shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS 26
+    /// True if shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS 26
     /// on (`kernels/linear/tensor.h`). Nobody has compiled them so.
     pub tensors: bool,
     /// Accepts a GPU that cannot run the kernels, such as a virtual machine's, to compile them
@@ -351,8 +351,8 @@ impl AppleGpu {
             };
             let options = MTLCompileOptions::new();
             options.setLanguageVersion(self.language);
-            // NaN and infinity mean what they say: routers and masks use them. Precise functions
-            // are what the tests' bounds are for. Contraction is each file's own to forbid.
+            // Fast math is off for NaN and infinity, which routers and masks use. The tests' bounds
+            // hold for precise functions. Each file forbids contraction itself.
             if self.compile_options_have_math_mode() {
                 options.setMathMode(MTLMathMode::Safe);
                 options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Precise);
@@ -403,7 +403,7 @@ impl AppleGpu {
         let function = library.newFunctionWithName_constantValues_error(&name, &values).map_err(refused)?;
         let descriptor = MTLComputePipelineDescriptor::new();
         descriptor.setComputeFunction(Some(&function));
-        // The compiler then keeps to as many registers as they leave.
+        // The compiler then limits registers so that this many threads fit.
         descriptor.setMaxTotalThreadsPerThreadgroup(threads as usize);
         let archive = self.compiled().archive.clone();
         if let Some(archive) = &archive {
@@ -416,7 +416,7 @@ impl AppleGpu {
                 None,
             )
         };
-        // First only from the archive; what it lacks is compiled and added.
+        // The archive is searched first; a missing pipeline is compiled and added.
         let found = archive.as_ref().and_then(|_| make(MTLPipelineOption::FailOnBinaryArchiveMiss).ok());
         let pipeline = match found {
             Some(pipeline) => pipeline,
@@ -486,7 +486,8 @@ impl super::Residency<AppleGpu> for AppleResidency {
 }
 
 impl Encoder<AppleGpu> for AppleEncoder {
-    /// Also where a residency set keeps it in memory: so that its hazards are tracked.
+    /// Declares the use of a buffer, even if a residency set keeps it in memory, so that Metal
+    /// tracks its hazards.
     fn reach(&mut self, buffer: &AppleBuffer) {
         let Some(encoder) = self.encoder() else { return };
         let resource: &ProtocolObject<dyn MTLResource> = ProtocolObject::from_ref(&*buffer.buffer);
@@ -629,7 +630,7 @@ impl Gpu for AppleGpu {
         compiled.grown = !written;
     }
 
-    /// From macOS 15 on; before, the system finds out at each command buffer what is used.
+    /// Needs macOS 15. Before, the system finds the buffers in use at each command buffer.
     fn reside(&self, buffers: &[AppleBuffer]) -> AppleResidency {
         if !self.device.respondsToSelector(sel!(newResidencySetWithDescriptor:error:)) {
             return AppleResidency { set: None, sets: self.sets.clone() };
@@ -684,7 +685,7 @@ impl Gpu for AppleGpu {
 }
 
 impl MetalGpu for AppleGpu {
-    /// Bounded by what the GPU uses well, of which other programs of this process have taken some.
+    /// At most the GPU's recommended working set, less what this process has already allocated.
     fn memory(&self) -> platform::SystemMemory {
         let system = platform::system_memory();
         let most = self.device.recommendedMaxWorkingSetSize();
@@ -710,7 +711,7 @@ impl MetalGpu for AppleGpu {
     }
 }
 
-/// What a failed command buffer means, and what to do.
+/// Error for a failed command buffer, with its meaning and what to do.
 fn fault(error: &NSError) -> Error {
     let advice = match MTLCommandBufferError(error.code() as usize) {
         MTLCommandBufferError::OutOfMemory => {

@@ -126,7 +126,7 @@ pub struct Traced {
 /// A function and its constants.
 type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
 
-/// The compiler and what it compiled.
+/// The compiler and the libraries that it compiled.
 struct Shaders {
     compiler: emulator::Compiler,
     /// A file whose source is another than the one that is built in.
@@ -145,8 +145,8 @@ impl Shaders {
         library.map_err(|error| failed(&error))
     }
 
-    /// Whether the functions of a file are compiled one by one, when they are first run: under a
-    /// sanitizer, where few of them run. All of a file take long to compile.
+    /// Returns true if the functions of a file are compiled one by one, each at its first run. This
+    /// is so under a sanitizer, where few of them run: compiling all of a file takes long.
     fn is_by_function(&self, file: &str) -> bool {
         self.sanitizing.as_ref().is_some_and(|(_, is_sanitized)| is_sanitized(file))
     }
@@ -231,7 +231,7 @@ struct Work {
 struct Submitted {
     /// `None`: it has run.
     work: Mutex<Option<Work>>,
-    /// The seconds that it took, or what went wrong, in words.
+    /// Seconds that it took, or the error's text.
     ended: OnceLock<std::result::Result<f64, String>>,
 }
 
@@ -387,8 +387,8 @@ impl Work {
             .bindings
             .iter()
             .map(|(binding, buffer)| {
-                // SAFETY: the program's buffers live until the ticket is dropped, which runs what
-                // is left of its submission.
+                // SAFETY: the program's buffers live until the ticket is dropped, and the drop runs
+                // the rest of its submission.
                 let buffer = unsafe { &(**buffer).buffer };
                 let bound = emulator::Binding::new(u32::from(binding.index), buffer);
                 let bound = bound.at(binding.location.offset as usize);

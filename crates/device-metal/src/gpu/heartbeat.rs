@@ -77,7 +77,7 @@ impl Drop for Heartbeat {
         let (state, changed) = &*self.shared;
         lock(state).ended = true;
         changed.notify_all();
-        // It does nothing that can panic.
+        // The thread does nothing that can panic, so the result of `join` is ignored.
         let _ = self.thread.take().map(std::thread::JoinHandle::join);
     }
 }

@@ -1,5 +1,5 @@
-//! Whether steps in flight, whose rows take the tokens that earlier outputs chose, give the tokens
-//! and the logits of steps that run one by one and whose tokens the host chooses.
+//! Check of steps in flight whose rows read the tokens that earlier outputs chose. Their tokens and
+//! logits must equal those of steps that run one by one, with tokens that the host chooses.
 
 use device::{
     Choose, Device, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan, Program, Sampling, Slice,
@@ -15,15 +15,14 @@ use weights::BlockType;
 const N_PROMPT: usize = 19;
 const N_STEPS: usize = 13;
 
-/// What was wanted of the outputs, and whether the tokens agree or how they differ; every `every`th
-/// of all.
+/// Checks every `every`th case. Returns the name of each, and how its tokens differ if they do.
 pub fn check_ahead(device: &dyn Device, every: usize) -> Vec<(String, Result<(), String>)> {
     let plan = fusion::fuse(&mini_transformer(3, BlockType::Q4_0), device.fusion());
     let limits = Limits { kv_type: KvType::F16, ..device_check::limits(&plan.kv) };
     let of = |(what, wants): (&str, Vec<Want>), n: usize| (format!("{what}, {n} at once"), wants, n);
     let mut cases: Vec<_> =
         wants().into_iter().flat_map(|case| [1, 3].map(|n| of(case.clone(), n))).collect();
-    // Of as many rows as a tile, and of the most that few rows are.
+    // 32 rows fill a tile; 8 are the most that kernels for few rows accept.
     cases.extend(wants().pop().into_iter().flat_map(|case| [32, 8].map(|n| of(case.clone(), n))));
     cases
         .into_iter()
@@ -64,7 +63,8 @@ fn wants() -> Vec<(&'static str, Vec<Want>)> {
     ]
 }
 
-/// Answers of `n` sequences step by step, and with as many steps in flight as the device takes.
+/// Compares answers of `n` sequences computed step by step with those of the most steps in flight
+/// that the device accepts.
 fn agree(device: &dyn Device, plan: &Plan, limits: &Limits, wants: &[Want], n: usize) -> Result<(), String> {
     let wants: Vec<Want> = wants.iter().copied().cycle().take(n).collect();
     let mut rng = Rng::new(3);
@@ -130,7 +130,7 @@ fn agree(device: &dyn Device, plan: &Plan, limits: &Limits, wants: &[Want], n: u
             with_wants(step, |sequence| (want_of(sequence, index), &known[sequence], &pending[sequence]));
         match in_flight.back() {
             Some(ticket) => {
-                // What a linked row holds is ignored.
+                // The token of a linked row is ignored.
                 step.tokens = vec![u32::MAX; n];
                 step.links = (0..n as u32)
                     .map(|row| Link { row, from: OutputRef { ticket: *ticket, output: row } })
@@ -176,8 +176,8 @@ fn steps(plan: &Plan, limits: &Limits, n: usize) -> (OwnedStep, Vec<OwnedStep>) 
     (prompt, (0..N_STEPS).map(|_| sequences.step(&rows)).collect())
 }
 
-/// A step with what is wanted of each output, the tokens that are known to have penalties, and
-/// those that are not known yet.
+/// A step with the request of each output, the tokens that are known to have penalties, and those
+/// that are not known yet.
 fn with_wants<'a>(
     step: &OwnedStep,
     of: impl Fn(usize) -> (Want, &'a Vec<u32>, &'a [OutputRef]),

@@ -13,7 +13,7 @@ pub enum Variant {
     Unfused,
     /// One dispatch after the other.
     Serial,
-    /// Pipelines are compiled, not taken from a file.
+    /// Pipelines are compiled, not loaded from a file.
     NoArchive,
     /// No sequence is split over threadgroups.
     Unsplit,

@@ -52,7 +52,7 @@ impl Effort {
                 rows: [8, 512],
                 prompt: 2048,
                 positions: [256, 1024, 4096],
-                // Of the linear layers of a hybrid of four billion weights.
+                // Shape of the linear layers of a hybrid model with four billion weights.
                 scan: RecurrentShape { n_shared: 16, n_heads: 32, rows: 128, cols: 128 },
             },
             true => Effort {
@@ -69,8 +69,8 @@ impl Effort {
     }
 }
 
-/// A product of rows with weights of so many columns: its seconds for one repetition, and the bytes
-/// of weights that it reads.
+/// Seconds for one repetition of a product of rows with weights, and the bytes of weights that it
+/// reads.
 ///
 /// # Errors
 /// The device refused or failed.
@@ -185,7 +185,8 @@ pub fn time_attention<G: MetalGpu>(
     Ok(seconds)
 }
 
-/// A program with one sequence of so many positions, all committed, for steps of so many rows.
+/// A program with one sequence of committed positions, and its limits, for steps of a given number
+/// of rows.
 fn program_of<G: MetalGpu>(
     device: &MetalDevice<G>,
     plan: &Plan,
@@ -232,7 +233,7 @@ impl<G: MetalGpu> Decoder<G> {
         Self::of(device, &model_of(hidden, n_layers), effort)
     }
 
-    /// Of one recurrent layer, by the gated delta rule.
+    /// Decoder with one recurrent layer, computed by the gated delta rule.
     fn of_scan(device: &MetalDevice<G>, effort: &Effort) -> Result<Decoder<G>> {
         let mut b = PlanBuilder::new(7, 64);
         let x = b.embed(64);
@@ -250,7 +251,8 @@ impl<G: MetalGpu> Decoder<G> {
         Ok(Decoder { program, plan, limits, chunk, n_prompt: effort.prompt })
     }
 
-    /// Rows per second of steps of so many, one after the other, all of one prompt's beginning.
+    /// Rows per second of `n_steps` steps of `n_rows` rows, one after the other, all at the start
+    /// of one prompt.
     ///
     /// # Errors
     /// The device failed.
@@ -267,7 +269,7 @@ impl<G: MetalGpu> Decoder<G> {
         Ok((n_rows * n_steps) as f64 / begun.elapsed().as_secs_f64().max(1e-9))
     }
 
-    /// A step of so many rows of a prompt, from a position on.
+    /// A step of `n_rows` rows of a prompt, from `position` on.
     fn rows(&self, n_rows: usize, position: usize) -> OwnedStep {
         let tokens: Vec<u32> = (0..n_rows as u32).map(|row| row % 64).collect();
         let mut step = one_sequence(&self.plan, &self.limits, &tokens, position as u32);
@@ -275,7 +277,7 @@ impl<G: MetalGpu> Decoder<G> {
         step
     }
 
-    /// Rows per second of so many prompts, each in chunks of the profile's size.
+    /// Rows per second of `n_prompts` prompts, each in chunks of the profile's size.
     ///
     /// # Errors
     /// The device failed.
@@ -294,7 +296,7 @@ impl<G: MetalGpu> Decoder<G> {
         Ok((self.n_prompt * n_prompts) as f64 / begun.elapsed().as_secs_f64().max(1e-9))
     }
 
-    /// So many tokens, after so long a pause.
+    /// Tokens per second over `n_tokens` tokens, after a pause of `idle`.
     ///
     /// # Errors
     /// The device failed.
@@ -335,7 +337,7 @@ enum Judge {
     Scan,
 }
 
-/// A field of a profile, what it is judged by, and the profiles that are tried.
+/// A field of a profile, the measure that judges it, and the profiles to try.
 type Field = (&'static str, Judge, fn(&Profile) -> Vec<Profile>);
 
 /// A profile with one field changed.

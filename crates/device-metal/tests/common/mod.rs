@@ -1,4 +1,4 @@
-//! A GPU that runs nothing: it counts what it is told, and takes the host's memory. For tests of
+//! A GPU that runs nothing: it counts its calls, and its buffers are host memory. For tests of
 //! tables.
 #![allow(clippy::unwrap_used, dead_code)]
 
@@ -36,11 +36,11 @@ pub struct NullGpu {
     pub views: AtomicUsize,
     /// Kernels that were compiled.
     pub pipelines: AtomicUsize,
-    /// Files that were compiled, each as often as it was asked for.
+    /// Files to compile, one entry for each request.
     pub prepared: Mutex<Vec<&'static str>>,
     /// Command buffers that were waited for.
     pub waits: AtomicUsize,
-    /// Whether waiting for a command buffer fails from now on.
+    /// True if waiting for a command buffer fails from now on.
     pub fails: AtomicBool,
 }
 

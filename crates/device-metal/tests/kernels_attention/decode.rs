@@ -1,4 +1,4 @@
-//! Few rows: attention split over positions, alone and with all that stands before it.
+//! Attention of few rows, split over positions: alone, and fused with the Ops before it.
 
 use super::*;
 use metal_emulator::BufferTraffic;
@@ -138,7 +138,7 @@ fn norm_turn_write_and_attention_in_one() {
             .grid([shape.n_kv_heads * group.div_ceil(heads), splits, 3], 32 * simdgroups);
         let mut outcome = cache.bind(launch.clone()).run();
         let after = Cache { pool: outcome.pool.clone(), tables: cache.tables.clone(), ..cache };
-        // The same over what is stored then: query heads alone are turned.
+        // Attention over the stored keys: only query heads get RoPE.
         let queries =
             launch.clone().flag(FUSED, false).flag(K_NORM, false).flag(K_WEIGHT, false).number(K_ROPE, 0);
         let of_queries = after.bind(queries).run();
@@ -150,7 +150,7 @@ fn norm_turn_write_and_attention_in_one() {
                 .run();
         }
 
-        // What was stored, and that nothing else was.
+        // The kernel stored the rows' keys and values, and nothing else.
         let mut pool = cache.pool.clone();
         let weight = |w| if weighted { Some(w) } else { None };
         for (row, position) in lengths.iter().enumerate() {
@@ -163,8 +163,8 @@ fn norm_turn_write_and_attention_in_one() {
                     v[at..at + d].iter().map(|v| f64::from(*v)).collect()
                 };
                 let most = expected.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-                // Half an ulp of what is stored: of F16 at the largest value, of Q8_0 half a step
-                // and d's own rounding.
+                // Half an ulp of a stored value: F16 at the largest value; for Q8_0 half a step and
+                // d's own rounding.
                 let bound = [2e-6, 5e-4, 4.5e-3]
                     [[KvType::F32, KvType::F16, KvType::Q8_0].iter().position(|t| *t == shape.kv).unwrap()];
                 check(

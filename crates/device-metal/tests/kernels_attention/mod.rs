@@ -38,7 +38,7 @@ const KEY_LANES: u16 = 50;
 
 const CAP: f32 = 5.0;
 
-/// A layer and what is asked of it.
+/// A layer and its request.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     n_heads: usize,
@@ -101,7 +101,7 @@ impl Shape {
         self.n_stored() * self.page_len * self.kv.vector_bytes(self.head_dim)
     }
 
-    /// Another layer stands before this one in a page, and another group before this one in the
+    /// Another layer precedes this one in a page, and another group precedes this one in the
     /// tables.
     fn page_bytes(&self) -> usize {
         2 * self.layer_offset()
@@ -200,7 +200,7 @@ impl Cache {
         cache
     }
 
-    /// Where a vector lies; heads of values follow those of keys.
+    /// Range of a vector in the pool; heads of values follow those of keys.
     fn range(&self, sequence: usize, head: usize, position: usize) -> Range<usize> {
         let shape = self.shape;
         let page =

@@ -49,7 +49,7 @@ fn sanitizers_find_nothing() {
         let floats = base(rows, "floats").grid([2, 1, 1], 128).sanitize(sanitizer, &source);
         assert!(floats.floats(9).iter().all(|v| v.is_finite()));
 
-        // Each of two splits writes its part; the row's own k and v are stored.
+        // Two splits write a part each; the row's own k and v are stored.
         let decode = base(shape, "decode")
             .flag(SPLIT, true)
             .flag(FUSED, true)

@@ -21,7 +21,7 @@ pub(super) fn stack(experts: &[Weight]) -> (Vec<u8>, Vec<u8>) {
     (bytes, places)
 }
 
-/// ExpertArguments, which begin with LinearArguments; nothing beside.
+/// ExpertArguments, which begin with LinearArguments, without a dense weight.
 pub(super) fn expert_arguments(
     block: BlockType,
     n_in: usize,
@@ -77,7 +77,7 @@ fn a_dense_product_beside_the_experts() {
     }
 }
 
-/// Where ExpertArguments say how a dense weight lies.
+/// Layout of a dense weight, as ExpertArguments has it.
 fn beside(w: &Weight) -> [u32; 4] {
     let n_in = w.n_cols();
     [n_in, w.block.row_bytes(n_in), w.block.row_scale_bytes(n_in), w.n_rows()].map(|n| n as u32)
@@ -196,8 +196,8 @@ fn experts_one_row_at_a_time() {
     }
 }
 
-/// In one dispatch what route and expert_groups do one after the other, whatever slices of rows a
-/// thread has.
+/// One dispatch has the results of route and expert_groups run one after the other, whatever slices
+/// of rows a thread has.
 #[test]
 fn experts_are_chosen_and_ordered_in_one() {
     let mut rng = Rng::new(19);

@@ -3,14 +3,14 @@
 
 use super::*;
 
-/// A branch, or two, and what it is added to.
+/// One branch or two, and the residual to which they are added.
 pub(super) struct Branch {
     x: Vec<f32>,
     weight: Option<Vec<f32>>,
     residual: Vec<f32>,
     /// Norm of x, another branch and its norm.
     pair: Option<[Vec<f32>; 3]>,
-    /// Of the sum.
+    /// Norm of the sum.
     norm: Option<Vec<f32>>,
 }
 
@@ -40,7 +40,7 @@ impl Branch {
         [1, self.x.len() as u32, 0, FACTOR.to_bits(), eps, eps, eps, eps]
     }
 
-    /// join.metal by a threadgroup of so many threads.
+    /// join.metal, run by a threadgroup of `threads` threads.
     pub(super) fn alone(&self, threads: usize) -> Launch {
         let launch = Launch::new("join.metal", "join")
             .arguments(&self.arguments())
@@ -125,7 +125,8 @@ impl Branch {
     }
 }
 
-/// The bits of join and of a product, one after the other, however often a simdgroup multiplies.
+/// The result has the bits of join and a product run one after the other, however often a simdgroup
+/// multiplies.
 #[test]
 fn a_product_makes_the_row_that_a_branch_joins() {
     let mut rng = Rng::new(21);
@@ -228,8 +229,8 @@ fn a_row_that_was_made_has_every_tail() {
     }
 }
 
-/// What a perfect cache reads: the weight once, the branch, its norms and the residual once;
-/// nothing is written but sum and row.
+/// A perfect cache reads the weight once, and the branch, its norms and the residual once. Only the
+/// sum and the row are written.
 #[test]
 fn a_row_that_was_made_is_read_once() {
     let mut rng = Rng::new(23);
@@ -245,7 +246,8 @@ fn a_row_that_was_made_is_read_once() {
     assert_eq!(read, w.data.len() as u64 + 7 * 4 * n_in as u64);
 }
 
-/// What chosen experts make, weighed, added to the residual, and normalised for two readers.
+/// The weighted results of chosen experts are added to the residual, and normalised for two
+/// readers.
 #[test]
 fn parts_of_experts_join_without_a_norm() {
     let mut rng = Rng::new(27);

@@ -81,7 +81,7 @@ impl Parts {
     }
 }
 
-/// The bits of attention_merge and of a product, one after the other.
+/// The result has the bits of attention_merge and a product run one after the other.
 #[test]
 fn a_product_joins_the_parts_of_the_attention_before_it() {
     let mut rng = Rng::new(16);
@@ -120,7 +120,7 @@ fn a_product_joins_the_parts_of_the_attention_before_it() {
     }
 }
 
-/// What a perfect cache reads: the weight once, the parts once; nothing is written but the row.
+/// A perfect cache reads the weight once and the parts once. Only the row is written.
 #[test]
 fn a_product_of_parts_reads_each_once() {
     let mut rng = Rng::new(17);

@@ -37,10 +37,10 @@ const EXPERTS_SUM: u16 = 15;
 const BESIDE: u16 = 16;
 const UP: u16 = 17;
 const ROW_GATE: u16 = 18;
-// Of expert_groups, as constants.h numbers it.
+// Function constant of expert_groups, as constants.h numbers it.
 const ROUTES: u16 = ingle_device_metal::kernels::constant::ROUTES;
 
-/// Of route and expert_groups.
+/// Arguments of route and expert_groups.
 #[derive(Clone, Copy, Default)]
 struct Routing {
     normalise: bool,
@@ -62,7 +62,7 @@ impl Routing {
     }
 }
 
-// And those of join.h.
+// Function constants of join.h.
 const JOIN_WEIGHT: u16 = 20;
 const JOIN_PAIR: u16 = 21;
 const JOIN_PARTS: u16 = 22;
@@ -139,7 +139,7 @@ fn launch(file: &'static str, function: String, block: BlockType, n_in: usize) -
         .flag(14, false)
 }
 
-/// What the address of a type's codes is a multiple of: all that its decoder may rely on.
+/// Alignment of the address of a type's codes: its decoder may rely on no more.
 fn alignment(block: BlockType, n_in: usize) -> usize {
     use BlockType::*;
     match block {
@@ -158,7 +158,7 @@ fn bind(launch: Launch, index: u32, weight: &Weight) -> Launch {
     bind_at(launch, [3, 6, 9].map(|first| first + index), weight)
 }
 
-/// The same at any buffers.
+/// Like `bind`, at any buffers.
 fn bind_at(launch: Launch, [codes, scales, offsets]: [u32; 3], weight: &Weight) -> Launch {
     let planes = weight.planes.as_slices();
     let plane = |bytes: &[u8]| if bytes.is_empty() { vec![0; 16] } else { bytes.to_vec() };
@@ -214,7 +214,7 @@ fn products(x: &[f32], n_in: usize, w: &Weight) -> Vec<(f64, f64)> {
     out
 }
 
-/// Each value within `bound` of the size of what was added.
+/// Checks that each error is at most `bound` times the summed magnitudes.
 fn check(what: &str, found: &[f32], expected: &[(f64, f64)], bound: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (i, (found, (value, size))) in found.iter().zip(expected).enumerate() {

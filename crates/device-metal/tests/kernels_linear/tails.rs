@@ -1,5 +1,5 @@
-//! What follows a product in its own dispatch, of few rows and of tiles: gate, residual, softcap,
-//! the largest output.
+//! Operations that a product's dispatch does on its results, for few rows and for tiles: gate,
+//! residual, softcap, search for the largest output.
 
 use super::*;
 
@@ -193,7 +193,7 @@ fn steps_without_rows_write_nothing() {
     let w = stored(&mut rng, "w", 9, 64, BlockType::Q4_0, 0.3);
     let x = normal(&mut rng, 64);
     let file = "linear/q4_0.metal";
-    // Outputs, of which there are none; the grid is that of one.
+    // A step without outputs; the grid is that of one output.
     let none = |launch: Launch| {
         let launch =
             launch.arguments(&arguments(BlockType::Q4_0, 64, 0, &[9])).words(20, &step(1, 0, 1, 0, 0));

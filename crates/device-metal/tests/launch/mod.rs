@@ -1,5 +1,5 @@
-//! Kernels of `src/kernels`, run by the emulator with what their contracts bind, in several orders
-//! of lanes.
+//! Kernels of `src/kernels`, run by the emulator with the bindings of their contracts, in several
+//! orders of lanes.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, dead_code)]
 
@@ -173,8 +173,8 @@ impl Launch {
             (*index, Buffer::from_bytes(&whole).unwrap())
         };
         let buffers: BTreeMap<u32, Buffer> = self.buffers.iter().map(make).collect();
-        // What the contract leaves unused is bound to a buffer of nothing, so that touching it is
-        // an error.
+        // Bindings that the contract leaves unused get an empty buffer, so that any access is an
+        // error.
         let unused = Buffer::new(0).unwrap();
         let function = library.functions().iter().find(|f| f.name == self.function).unwrap();
         let mut bindings: Vec<Binding> =
@@ -225,7 +225,7 @@ impl Launch {
     }
 }
 
-/// How a library is compiled.
+/// Ways of compiling a library.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     Checked,
