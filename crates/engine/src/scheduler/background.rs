@@ -188,7 +188,9 @@ impl Scheduler {
         let wanted = (factor * LEAST_PROMPT_ROWS).min(n_missing);
         let fits = self.pacing.chunks.fitting(allowed, flight.alone, sequence.n_submitted, wanted);
         // While a chunk is computed, other prompts may have no time left.
-        let are_in_time = flight.alone < allowed || self.pacing.background.is_busy();
+        // `alone` is 0 until a step of answers alone was seen.
+        let answers_are_in_time = flight.alone > 0.0 && flight.alone < allowed;
+        let are_in_time = answers_are_in_time || self.pacing.background.is_busy();
         are_in_time && fits.is_some_and(|fits| fits < wanted)
     }
 
