@@ -38,6 +38,10 @@ const CPU_ONLY: &[&str] = &[
     "linear/avx2",
     "linear/avx512",
     "linear/bf16_avx512",
+    // Choice of a kernel by instruction set and shape.
+    "linear/choose_affine",
+    "linear/choose_blocks",
+    "linear/choose_float",
     "linear/float_avx2",
     "linear/float_avx512",
     "linear/float_neon",
@@ -52,6 +56,8 @@ const CPU_ONLY: &[&str] = &[
     // Blocks of rows as tiles, at load; Metal uses weights in place.
     "linear/make_tile",
     "linear/neon",
+    "linear/order",
+    "linear/panel_avx2",
     "linear/portable",
     "linear/scalar",
     "linear/tile_avx512",

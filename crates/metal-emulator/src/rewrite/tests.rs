@@ -131,7 +131,7 @@ fn unsupported_source_is_rejected_with_its_line() {
         ("kernel void k(device float * x [[buffer(0)]], uint i [[nonsense]]) {}", 1, "'nonsense'"),
         ("kernel void k(device float * x [[buffer(31)]]) {}", 1, "index 31"),
         ("kernel void k(device float * x [[buffer(N)]]) {}", 1, "'N' is not an integer"),
-        ("kernel void k(uint i) {}", 1, "no attribute"),
+        ("kernel void k(uint i) {}", 1, "no binding attribute"),
         ("kernel void k(float x [[buffer(0)]]) {}", 1, "buffers are pointers"),
         ("kernel void k(threadgroup float * x [[buffer(0)]]) {}", 1, "buffers are pointers"),
         ("kernel int k() { return 0; }", 1, "between 'kernel' and 'void'"),
