@@ -1,9 +1,9 @@
-//! Compiles every kernel for the architectures that are named, without a GPU: the archive that the
-//! next build puts into the binary, and the table of registers and spills that CI compares.
+//! Compiles every kernel for the given architectures, without a GPU. It writes the archive that the
+//! next build embeds in the binary, and the table of registers and spills that CI compares.
 //!
 //! `compile_kernels [--nvrtc PATH] [--check] [--only TEXT] ARCHITECTURE...` (`cargo xtask
-//! cuda-kernels` fetches NVRTC and calls it). With `--check` nothing is written, and a difference
-//! from the recorded table is an error.
+//! cuda-kernels` fetches NVRTC and calls it). `--check` writes nothing, and fails if the table
+//! differs from the recorded one.
 
 use ingle_device_cuda::{kernels, nvrtc::Nvrtc};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Registers and bytes spilled of a kernel, by architecture, file and kernel.
+/// Registers and spilled bytes of each kernel, by architecture, file and kernel.
 type Table = BTreeMap<(String, String, String), (u32, u32)>;
 
 fn main() -> Fallible<()> {
@@ -85,7 +85,7 @@ fn compile(nvrtc: &Nvrtc, architecture: &str, file: &str) -> Result<(String, Vec
     Ok((kernels::hash(file)?, kernels::deflate(&compiled.code), compiled.log))
 }
 
-/// What ptxas says of each kernel.
+/// Registers and spilled bytes of each kernel, parsed from the log of ptxas.
 fn numbers(architecture: &str, file: &str, log: &str) -> Table {
     let mut table = Table::new();
     let (mut kernel, mut spilled) = (String::new(), 0);

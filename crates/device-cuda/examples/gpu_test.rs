@@ -13,12 +13,12 @@ use std::process::ExitCode;
 use std::time::Instant;
 use weights::BlockType;
 
-// What NVIDIA's driver allocates is not seen.
+// It counts allocations of this program, not those of NVIDIA's driver.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// After compiling, a step allocates nothing: single steps, and steps in flight, greedy, sampled
-/// and chosen by the host.
+/// Checks that steps allocate nothing after compilation: single steps and steps in flight, with
+/// greedy, sampled and host-chosen tokens.
 fn allocations(device: &CudaDevice) -> Result<String, String> {
     let error = |e: device::Error| e.to_string();
     let mut n_steps = 0;
@@ -32,7 +32,7 @@ fn allocations(device: &CudaDevice) -> Result<String, String> {
             .iter()
             .map(|spans| sequences.step(spans))
             .collect();
-        // What comes once is launched command by command, what comes twice is recorded.
+        // The first step of a size is launched command by command. The second records a graph.
         for step in steps.iter().chain(&steps) {
             program.run(&step.borrow()).map_err(error)?;
         }
@@ -78,7 +78,7 @@ fn allocations(device: &CudaDevice) -> Result<String, String> {
     Ok(format!("none in {n_steps} steps"))
 }
 
-/// Names that choose tests.
+/// Valid names of tests.
 fn names() -> Vec<String> {
     let several = "promises persistent general mixed rings chains long planes mma tiles allocations splits";
     let decoders = 1..=selftest::decoders().len();
@@ -103,8 +103,8 @@ fn main() -> ExitCode {
         }
     };
     println!("{}; {}", device.describe(), device.kernels().origin());
-    // Side by side, where they must be compiled: all of them, or those of the persistent kernel.
-    // Tests chosen one by one compile what they need themselves.
+    // Compiles kernels in parallel: all of them, or those of the persistent kernel. A test chosen
+    // by its own name compiles its kernels itself.
     let architecture = device.context().facts().architecture();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
     let persistent = ["persistent", "general", "mixed"].into_iter().any(is_wanted);
@@ -168,8 +168,9 @@ fn main() -> ExitCode {
                 report(&format!("{name}, steps in one launch of {of}"), started, result);
             }
         }
-        // The weights of such decoders are less than a ring. Shorter ones go round several times in
-        // a step: of several rows; of a mixture, of one row and of several.
+        // The weights of these decoders are smaller than a ring of the usual size. A shorter ring
+        // wraps several times in a step. Cases: a dense decoder with several rows; a mixture with
+        // one row and with several.
         let rings = is_wanted("persistent") || is_wanted("rings");
         let short = [(1, 8, 170_000), (25, 1, 100_000), (25, 8, 185_000)];
         for (seed, persistent_rows, shared_bytes) in short.into_iter().filter(|_| rings) {
@@ -220,7 +221,7 @@ fn main() -> ExitCode {
             report(&name, started, selftest::check_kind(&device, kind).map(|n| format!("{n} cases")));
         }
     }
-    // Small products would never be cut into the wide tiles of large ones.
+    // Small products never choose the wide tiles, so each tile is forced in turn.
     for tile in (0..MOST_TILES).filter(|_| is_wanted("tiles")) {
         let usual = Profile::new(device.context().facts());
         if usual.products != Products::Wgmma {

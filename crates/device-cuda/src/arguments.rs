@@ -7,11 +7,11 @@ pub use device_gpu::arguments::{Choice, Span};
 
 include!(concat!(env!("OUT_DIR"), "/arguments.rs"));
 
-/// Name, size, and the fields with their offsets of a struct.
+/// A struct's name and size in bytes, and its fields with their offsets.
 #[cfg(test)]
 pub(crate) type Layout = (&'static str, usize, Vec<(&'static str, usize)>);
 
-/// Of every struct.
+/// The layouts of all argument structs.
 #[cfg(test)]
 pub(crate) fn all_layouts() -> Vec<Layout> {
     layouts()
@@ -19,7 +19,7 @@ pub(crate) fn all_layouts() -> Vec<Layout> {
 
 #[cfg(test)]
 mod tests {
-    /// The launcher writes the number of rows of a step there.
+    /// Every argument struct must begin with `n_rows`, which the launcher writes.
     #[test]
     fn rows_come_first() {
         let with_rows = super::all_layouts().into_iter().filter(|(name, ..)| {

@@ -1,6 +1,6 @@
-//! From units to tables: which kernel runs each unit for how many rows, with which arguments.
-//! `primitives` has the kernels of single Ops, `linear` the products, `experts` those with the
-//! matrices of each row's experts, `attention` what reads KV pages.
+//! Compiles units to tables: chooses a kernel for each unit and class of rows, and fills its
+//! arguments. `primitives` compiles single Ops, `linear` products with weights, `experts` products
+//! with the matrices of each row's experts, and `attention` the Ops that read KV pages.
 
 mod attention;
 mod experts;
@@ -44,12 +44,12 @@ pub struct Places {
     pub masks: Address,
     /// Scratch.
     pub scratch: Address,
-    /// Heads of CrossScores.
+    /// Lists of the heads of CrossScores.
     pub heads: Address,
     /// States of recurrent layers.
     pub states: Address,
-    /// Biases that are subtracted from keys before they are stored, by KV layer; 0, or no entry:
-    /// none.
+    /// By KV layer, address of the biases that are subtracted from keys before they are stored. 0,
+    /// or no entry: none.
     pub known: Vec<Address>,
     /// Pools of pages by KV group.
     pub pools: Vec<Address>,
@@ -63,7 +63,7 @@ pub type KernelName = (String, String, u32);
 /// The kernels that commands name by number.
 #[derive(Debug, Default)]
 pub struct KernelList {
-    /// In the order of their numbers.
+    /// Names of the kernels, in the order of their numbers.
     pub names: Vec<KernelName>,
 }
 
@@ -79,16 +79,16 @@ impl KernelList {
     }
 }
 
-/// A table, and the rows whose number the launcher writes into each command's arguments.
+/// A table, and for each command the data that the launcher needs.
 #[derive(Debug, Default)]
 pub struct Commands {
     /// The table.
     pub table: Table,
-    /// Rows of each command.
+    /// Kind of rows of each command. The launcher writes their number into the arguments.
     pub rows: Vec<RowCount>,
-    /// Choices that each command leaves until its launch.
+    /// Choices that are made when a command is launched.
     pub at_launch: Vec<AtLaunch>,
-    /// True for commands whose blocks wait for each other, so that all must run at once.
+    /// True for each command whose blocks wait for each other, so that all must run at once.
     pub together: Vec<bool>,
 }
 
@@ -118,7 +118,7 @@ pub struct Compiler<'a> {
     pub heads: &'a [(Vec<usize>, usize)],
 }
 
-/// A table on its way.
+/// A table under construction.
 pub(crate) struct Draft<'a> {
     c: &'a Compiler<'a>,
     tokens: RowClass,
@@ -130,13 +130,13 @@ pub(crate) struct Draft<'a> {
     is_tiled: bool,
     /// The ids of the experts whose tiles are in scratch.
     grouped: Option<ValueId>,
-    /// Steps in which commands run that would run in all.
+    /// Condition of commands that have no condition of their own.
     when: When,
-    /// Steps in which kernels of their own find the best token.
+    /// Condition of the kernels that find the best token.
     best: When,
 }
 
-/// One launch.
+/// One kernel launch.
 #[derive(Clone, Copy)]
 struct Call<'a> {
     file: &'a str,
@@ -153,7 +153,7 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A launch of the kernel that has the name of its file.
+    /// A launch of the kernel that is named after its file.
     fn new(
         file: &'a str,
         rows: RowCount,
@@ -180,8 +180,8 @@ impl<'a> Call<'a> {
 
 pub(crate) const ONE: Extent = Extent::Fixed(1);
 
-/// Of a launch of the persistent kernel of one row: the arguments for one of a step's rows, but for
-/// its sequence's page table, which is known at launch.
+/// Arguments of the one-row persistent kernel for row `row` of a step. The launcher adds the page
+/// table of the row's sequence.
 fn of_row(arguments: &PersistentArguments, row: usize) -> PersistentArguments {
     let row = row as u64;
     PersistentArguments {
@@ -216,8 +216,8 @@ impl Compiler<'_> {
         Ok(draft.commands)
     }
 
-    /// The table for steps of a class in one launch of a persistent kernel, which is in a file,
-    /// with what comes before and after it. Every row is an output.
+    /// The table for steps that run in one launch of a persistent kernel, with the units before and
+    /// after the kernel. Every row is an output.
     ///
     /// # Errors
     /// Something has no kernel.
@@ -278,15 +278,15 @@ impl Compiler<'_> {
         Ok(draft.commands)
     }
 
-    /// Of a launch of a persistent kernel: its arguments but for addresses, and the bytes of its
-    /// shared memory.
+    /// Arguments of a persistent kernel, without addresses, and the bytes of shared memory of its
+    /// launch.
     pub fn persistent_arguments(&self, persistent: &Persistent, rows: Rows) -> (PersistentArguments, u32) {
         persistent.arguments(self.plan, self.limits, &self.step, self.profile.shared_bytes, rows)
     }
 
-    /// What the steps of a launch begin with that computes several: what reads rows of the
-    /// embedding, and its arguments. `None`: no launch does, or the residual does not begin with an
-    /// embedding alone.
+    /// The embedding look-up with which a kernel of several chained steps begins each step: the
+    /// type that reads rows of the table, and the arguments. `None` if a launch computes only one
+    /// step, or if the residual does not begin with a plain embedding.
     pub fn embedding(&self, persistent: &Persistent) -> Option<(String, EmbedArguments)> {
         let [before, _] = persistent.outside.clone();
         let [LoweredUnit { unit: Unit::Primitive(Op::Embed { table, scale, out }), .. }] =
@@ -300,7 +300,7 @@ impl Compiler<'_> {
         Some((kind.rows(), arguments))
     }
 
-    /// The type of a table, and the arguments of a look-up in it, but for which rows.
+    /// The type of a table, and the arguments of a look-up in it, without the rows to read.
     fn embed_arguments(&self, table: WeightId, scale: f32, out: ValueId) -> Result<(Kind, EmbedArguments)> {
         let weight = self.plan.weight(table);
         let Some((stored, matrix)) = self.weights.matrix(weight) else {
@@ -411,7 +411,7 @@ impl Compiler<'_> {
         self.limits.numerics == Numerics::Deterministic
     }
 
-    /// `f16`, as kernels over pages are named.
+    /// The part of the names of kernels over pages for the KV type: `f16`.
     fn kv_name(&self) -> Result<&'static str> {
         match self.limits.kv_type {
             KvType::F32 => Ok("f32"),
@@ -427,7 +427,7 @@ fn failed<T>(reason: String) -> Result<T> {
     Err(Error::Failed { device: NAME, reason })
 }
 
-/// Where a persistent kernel of a plan finds its own.
+/// Addresses of a persistent kernel's tables and buffers.
 pub struct PersistentAddresses {
     /// The table.
     pub phases: Address,
@@ -452,12 +452,12 @@ impl Draft<'_> {
             Unit::QRope(queries) => self.q_rope(queries),
             Unit::ExpertGateUp { .. } | Unit::ExpertDownSum { .. } => self.expert_unit(unit),
             Unit::Primitive(op) => self.primitive(op),
-            // The profile lists no pass that makes these.
+            // No pass of the profile creates these units.
             Unit::Gated { .. } | Unit::RowGated { .. } => failed("a unit without kernels".to_owned()),
         }
     }
 
-    /// The class of a number of rows.
+    /// The class of rows of this table for `rows`.
     fn class(&self, rows: RowCount) -> RowClass {
         match rows.per_token() {
             Some(k) => self.tokens.times(k),
@@ -488,7 +488,7 @@ impl Draft<'_> {
         };
         let info = CommandInfo {
             kernel: match call.at_launch {
-                // The rows of each step choose one of its kernels.
+                // The launcher chooses one of its kernels by the number of rows.
                 AtLaunch::Cut(product) => format!("gemm/packed {}", product.codec.name),
                 AtLaunch::Grouped(product, _) => format!("gemm/grouped {}", product.codec.name),
                 AtLaunch::Nothing | AtLaunch::Width(_) | AtLaunch::Row(_) => {

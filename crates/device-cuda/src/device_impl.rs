@@ -21,10 +21,10 @@ use device_lower::sampling::Chooser;
 use device_lower::units::LoweredUnit;
 use std::sync::Arc;
 
-/// Start of a memory plan's note with the reason why no step of a plan runs in one launch.
+/// Prefix of the note in a memory plan that tells why no step of a plan runs in one launch.
 pub(crate) const NOT_WHOLE: &str = "no tokens in one launch: ";
 
-/// Start of the note if only steps of one row run in one launch.
+/// Prefix of the note in a memory plan if only one-row steps run in one launch.
 pub(crate) const ONE_ROW_WHOLE: &str = "no steps of several rows in one launch: ";
 
 /// Units and places of values, by plan.
@@ -35,7 +35,7 @@ pub struct CudaDevice {
     context: Arc<Context>,
     kernels: Arc<Kernels>,
     profile: Profile,
-    /// Its place in a group.
+    /// The GPU's place in a group.
     rank: Option<Arc<Rank>>,
 }
 
@@ -43,7 +43,7 @@ impl CudaDevice {
     /// The GPU with this index.
     ///
     /// # Errors
-    /// No driver, no such GPU, or neither kernels for it nor a compiler; in words.
+    /// There is no driver, no such GPU, or neither kernels for it nor a compiler.
     pub fn new(index: usize) -> Result<CudaDevice> {
         let context = Context::new(index)?;
         let profile = Profile::new(context.facts());
@@ -51,7 +51,7 @@ impl CudaDevice {
         Ok(CudaDevice::sharing(context, kernels, profile, None))
     }
 
-    /// A device for a GPU whose kernels are shared.
+    /// A device that shares `kernels` with other devices.
     pub(crate) fn sharing(
         context: Arc<Context>,
         kernels: Arc<Kernels>,
@@ -63,37 +63,37 @@ impl CudaDevice {
         CudaDevice { context, kernels, profile: Profile { other_shapes, ..profile }, rank }
     }
 
-    /// Its place in a group.
+    /// The GPU's place in a group.
     pub(crate) fn rank(&self) -> Option<&Arc<Rank>> {
         self.rank.as_ref()
     }
 
-    /// With other choices, to test.
+    /// The device with another profile, for tests.
     pub fn with_profile(self, profile: Profile) -> CudaDevice {
         CudaDevice::sharing(self.context, self.kernels, profile, self.rank)
     }
 
-    /// The choices for this chip.
+    /// The profile of this chip.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
 
-    /// The GPU.
+    /// The GPU's context and stream.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Its kernels.
+    /// The GPU's kernels.
     pub fn kernels(&self) -> &Kernels {
         &self.kernels
     }
 
-    /// Its kernels, for programs.
+    /// The GPU's kernels, which programs keep alive.
     pub(crate) fn shared_kernels(&self) -> &Arc<Kernels> {
         &self.kernels
     }
 
-    /// Compiles a program; with `before`, one that will adopt its pages.
+    /// Compiles a program. It will adopt the pages of `before`, if one is given.
     pub(crate) fn compile_program(
         &self,
         plans: &[Plan],
@@ -144,12 +144,12 @@ impl Device for CudaDevice {
         format!("{}, compute capability {major}.{minor}, {} multiprocessors", facts.name, facts.n_processors)
     }
 
-    /// One: the rest is the GPU's.
+    /// One thread, since the GPU does the rest.
     fn n_threads(&self) -> usize {
         1
     }
 
-    /// The GPU's; what other processes hold is not free.
+    /// The GPU's memory. Memory of other processes is not free.
     fn memory(&self) -> platform::SystemMemory {
         let (free, total) = self.context.memory().unwrap_or((0, 0));
         platform::SystemMemory { total, free }
@@ -221,7 +221,7 @@ impl Device for CudaDevice {
         Ok(Box::new(self.compile_program(plans, limits, None)?))
     }
 
-    /// Quantised weights meet activations rounded to 8 bits with few rows.
+    /// With few rows, quantised weights are multiplied by activations in 8 bits.
     fn arithmetic(&self, weight: &Weight) -> Arithmetic {
         match crate::stored::Stored::new(weight.block, weight.n_cols()).kind.is_float() {
             true => Arithmetic::F32,
@@ -243,7 +243,7 @@ impl platform::MemorySource for Source {
     }
 
     fn read(&mut self) -> platform::Reading {
-        // A lost GPU says nothing.
+        // A lost GPU reports no memory.
         let (free, total) = self.0.memory().unwrap_or((0, 0));
         platform::Reading { total, free, bound: platform::Bound::Device, ..platform::Reading::default() }
     }

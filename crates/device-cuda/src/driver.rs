@@ -1,5 +1,5 @@
-//! NVIDIA's driver, loaded at run time: only this module calls it. Every call is checked, and its
-//! error names what was asked.
+//! NVIDIA's driver, loaded at run time. Only this module calls it. Every call is checked, and an
+//! error names the operation that failed.
 
 mod facts;
 mod memory;
@@ -22,17 +22,17 @@ pub const NAME: &str = "cuda";
 /// An address of the GPU's memory.
 pub type Address = u64;
 
-/// The oldest driver that has all that is used here: that of CUDA 12.0.
+/// CUDA version of the oldest supported driver: 12.0.
 const OLDEST_DRIVER: c_int = 12000;
 
-/// How long one step may take before its kernels are taken for hung.
+/// Longest time of a step. After it, a kernel is considered hung.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn failed<T>(reason: String) -> Result<T> {
     Err(Error::Failed { device: NAME, reason })
 }
 
-/// An error of the driver in words, with what to do where that is known.
+/// Describes an error of the driver, with a hint for known causes.
 fn describe(code: sys::CUresult) -> String {
     use sys::CUresult as C;
     let mut name: *const c_char = ptr::null();
@@ -72,7 +72,7 @@ fn check(code: sys::CUresult, what: &str) -> Result<()> {
     }
 }
 
-/// As [`check`], where too little memory is a case of its own.
+/// Like [`check`], but reports lack of memory as [`Error::OutOfMemory`].
 fn check_memory(code: sys::CUresult, what: &str, bytes: u64) -> Result<()> {
     match code {
         sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
@@ -82,22 +82,22 @@ fn check_memory(code: sys::CUresult, what: &str, bytes: u64) -> Result<()> {
     }
 }
 
-/// Whether the driver's library is there and starts; why not, in words.
+/// Loads and initialises the driver.
 ///
 /// # Errors
-/// What is missing, and what to do.
+/// The driver is missing, does not start, or is too old; with the remedy.
 pub fn start() -> std::result::Result<(), String> {
-    // SAFETY: opens a library by its name, and closes it.
+    // SAFETY: the call only tries to open the driver's library by name.
     if !unsafe { sys::is_culib_present() } {
         return Err("no NVIDIA driver was found (libcuda.so.1, nvcuda.dll)".to_owned());
     }
-    // SAFETY: the library is there, as was just seen; the call has no requirements.
+    // SAFETY: `is_culib_present` found the library; `cuInit` has no other requirements.
     match unsafe { sys::cuInit(0) } {
         sys::CUresult::CUDA_SUCCESS => {}
         code => return Err(format!("the NVIDIA driver does not start: {}", describe(code))),
     }
     let mut version = 0;
-    // SAFETY: writes an integer.
+    // SAFETY: `version` is a live integer that the driver writes.
     let code = unsafe { sys::cuDriverGetVersion(&mut version) };
     check(code, "the driver's version").map_err(|e| e.to_string())?;
     match version >= OLDEST_DRIVER {
@@ -110,38 +110,37 @@ pub fn start() -> std::result::Result<(), String> {
     }
 }
 
-/// A GPU's context and stream, which everything of one device shares.
+/// A GPU's context and stream, shared by all objects of one device.
 #[derive(Debug)]
 pub struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
     facts: Facts,
-    /// Why the GPU was given up, if it was: nothing may wait for it any more.
+    /// The reason why the GPU is lost, if it is. Nothing may wait for a lost GPU.
     lost: OnceLock<String>,
 }
 
-// SAFETY: the driver's handles may be used by any thread; each makes the context its own before
-// (`enter`).
+// SAFETY: any thread may use the driver's handles, once it has made the context current (`enter`).
 unsafe impl Send for Context {}
-// SAFETY: as above; the driver locks for itself.
+// SAFETY: the driver locks its handles, and `OnceLock` locks `lost`; all other fields are constant.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Of the GPU with this index.
+    /// The context of the GPU with this index.
     ///
     /// # Errors
-    /// There is no driver, no such GPU, or the GPU is too old or taken.
+    /// There is no driver or no such GPU, the GPU is too old, or another process owns it.
     pub fn new(index: usize) -> Result<Arc<Context>> {
         start().or_else(failed)?;
         let mut n = 0;
-        // SAFETY: writes an integer; the driver has started.
+        // SAFETY: `start` has initialised the driver, which writes the live integer `n`.
         check(unsafe { sys::cuDeviceGetCount(&mut n) }, "counting GPUs")?;
         if index as c_int >= n {
             return failed(format!("GPU {index} of {n}; see nvidia-smi and CUDA_VISIBLE_DEVICES"));
         }
         let (mut device, mut context, mut stream) = (0, ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the index is below the count; the others write handles.
+        // SAFETY: `index` is below the count `n`; the driver writes the live handle `device`.
         check(unsafe { sys::cuDeviceGet(&mut device, index as c_int) }, "the GPU's handle")?;
         let facts = facts(device)?;
         if facts.capability < (7, 5) {
@@ -151,23 +150,23 @@ impl Context {
                 facts.name
             ));
         }
-        // SAFETY: the device exists; the handle is given back when this is dropped.
+        // SAFETY: `device` exists; `Drop` releases the context that the driver writes.
         let code = unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) };
         check_memory(code, "the GPU's context", 0)?;
-        // SAFETY: the context was just made.
+        // SAFETY: `context` was just retained.
         check(unsafe { sys::cuCtxSetCurrent(context) }, "the GPU's context")?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
-        // SAFETY: writes a handle; a context is current.
+        // SAFETY: `context` is current; the driver writes the live handle `stream`.
         check(unsafe { sys::cuStreamCreate(&mut stream, flags) }, "a stream")?;
         Ok(Arc::new(Context { device, context, stream, facts, lost: OnceLock::new() }))
     }
 
-    /// What the GPU reports.
+    /// Facts that the GPU reports about itself.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// Make the context this thread's.
+    /// Makes the context current on this thread.
     ///
     /// # Errors
     /// The GPU is lost.
@@ -175,23 +174,23 @@ impl Context {
         if let Some(reason) = self.lost.get() {
             return failed(reason.clone());
         }
-        // SAFETY: the context lives as long as this.
+        // SAFETY: `self` holds a reference to the context until it is dropped.
         check(unsafe { sys::cuCtxSetCurrent(self.context) }, "the GPU's context")
     }
 
-    /// Free memory and all of it, whoever has taken the rest.
+    /// Free and total bytes of the GPU's memory. Memory of other processes is not free.
     ///
     /// # Errors
     /// The GPU is lost.
     pub fn memory(&self) -> Result<(u64, u64)> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: writes two integers; the context is current.
+        // SAFETY: the context is current; the driver writes the live integers `free` and `total`.
         check(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }, "the GPU's memory")?;
         Ok((free as u64, total as u64))
     }
 
-    /// Run a function of the GPU. `start` says when it may begin.
+    /// Launches a kernel. `start` says when it may begin.
     ///
     /// # Errors
     /// The driver refused.
@@ -204,7 +203,7 @@ impl Context {
         start: Start,
         arguments: &[u8],
     ) -> Result<()> {
-        // The driver reads the arguments from memory aligned as the kernel's struct is.
+        // The driver reads the arguments from memory with the alignment of the kernel's struct.
         let mut aligned = [0u64; MAX_ARGUMENT_BYTES / 8];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);
         let Some(place) = bytes.get_mut(..arguments.len()) else {
@@ -216,9 +215,9 @@ impl Context {
         place.copy_from_slice(arguments);
         let mut parameters = [aligned.as_mut_ptr().cast::<c_void>()];
         let [x, y, z] = grid;
-        // From Hopper on, kernels come to the multiprocessors while those before them end; each
-        // waits for them itself (`await`, common.cuh).
-        // SAFETY: a plain union, of which zeros are valid.
+        // From Hopper on, a kernel may start while the previous one still ends. The kernel itself
+        // waits for the previous one (`await`, common.cuh).
+        // SAFETY: the struct holds only integers and a union of plain data; zeros are valid.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
         let has_attribute = match start {
             Start::After => false,
@@ -246,58 +245,58 @@ impl Context {
             attrs: &mut attribute,
             numAttrs: u32::from(has_attribute),
         };
-        // SAFETY: the function belongs to a module that lives as long as its program; its only
-        // parameter is a struct of as many bytes, which the driver copies; addresses in it are of
-        // memory of the same program.
+        // SAFETY: `f` belongs to a module that its program keeps loaded. Its only parameter is a
+        // struct of `arguments.len()` bytes, which the driver copies from `aligned`. The struct's
+        // addresses belong to memory of the same program.
         let code = unsafe { sys::cuLaunchKernelEx(&config, f.0, parameters.as_mut_ptr(), ptr::null_mut()) };
         check(code, "starting a kernel")
     }
 
-    /// Record what is launched by `what` as a graph.
+    /// Records the launches of `what` as a graph.
     ///
     /// # Errors
-    /// Those of `what`, or the driver's.
+    /// `what` failed, or the driver refused.
     pub fn capture(self: &Arc<Self>, what: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is this context's, and is not capturing: programs are used by one
-        // thread at a time, and this function ends what it begins.
+        // SAFETY: the stream belongs to this context. It is not capturing: one thread at a time
+        // uses a program, and this function ends the capture below.
         check(unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) }, "recording a graph")?;
         let result = what();
         let mut graph = ptr::null_mut();
-        // SAFETY: as above; writes a handle.
+        // SAFETY: the stream is capturing; the driver writes the live handle `graph`.
         let code = unsafe { sys::cuStreamEndCapture(self.stream, &mut graph) };
         result?;
         check(code, "recording a graph")?;
         let mut exec = ptr::null_mut();
-        // SAFETY: the graph was just made; it is not needed once it is instantiated.
+        // SAFETY: the capture just created `graph`; the driver writes the live handle `exec`.
         let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) };
-        // SAFETY: as above.
+        // SAFETY: `exec` does not need `graph` after instantiation, and nothing else uses it.
         unsafe { sys::cuGraphDestroy(graph) };
         check_memory(code, "a graph", 0)?;
         Ok(Graph { exec, context: self.clone() })
     }
 
-    /// Run a graph.
+    /// Launches a graph.
     ///
     /// # Errors
     /// The driver refused.
     pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
-        // SAFETY: both belong to this context.
+        // SAFETY: the graph and the stream belong to this context.
         check(unsafe { sys::cuGraphLaunch(graph.exec, self.stream) }, "starting a graph")
     }
 
-    /// Copy to the GPU, in the order of the stream. Pinned bytes must stay until the copy is done;
-    /// others are copied before this returns.
+    /// Copies bytes to the GPU, in the order of the stream. Pinned bytes must stay unchanged until
+    /// the copy is done. Other bytes are copied before this returns.
     ///
     /// # Errors
     /// The driver refused.
     pub fn upload(&self, to: Address, bytes: &[u8]) -> Result<()> {
-        // SAFETY: callers give addresses of their own memory, with room for the bytes.
+        // SAFETY: callers pass an address in a buffer of theirs with room for `bytes.len()` bytes.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream) };
         check(code, "copying to the GPU")
     }
 
-    /// Copy ranges of the GPU's memory to places in `bytes`, after all that was submitted, and wait
+    /// Copies ranges of GPU memory into ranges of `bytes`, after all submitted work, and waits
     /// once.
     ///
     /// # Errors
@@ -307,57 +306,59 @@ impl Context {
             let Some(to) = bytes.get_mut(range.clone()) else {
                 return failed(format!("results at {range:?}"));
             };
-            // SAFETY: as `upload`; the bytes are borrowed until all copies are done.
+            // SAFETY: callers pass addresses of at least `to.len()` bytes in buffers of theirs.
+            // `to` is borrowed until `finish` below, which waits for all copies.
             let code =
                 unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), *from, to.len(), self.stream) };
             check(code, "copying from the GPU")
         };
         let copied = parts.iter().try_for_each(copy);
-        // What was begun ends before the bytes are anyone else's.
+        // Even after an error, waits for the copies that have begun, since they write into `bytes`.
         self.finish().and(copied)
     }
 
-    /// Copy from the GPU after all that was submitted, and wait.
+    /// Copies bytes from the GPU after all submitted work, and waits.
     ///
     /// # Errors
     /// The driver refused, or something that was submitted failed.
     pub fn download(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
-        // SAFETY: as `upload`; the bytes are not touched until the copy is done.
+        // SAFETY: callers pass an address of at least `bytes.len()` bytes in a buffer of theirs.
+        // `bytes` is borrowed until `finish`, which waits for the copy.
         let code =
             unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream) };
         check(code, "copying from the GPU").and_then(|()| self.finish())
     }
 
-    /// Copy within the GPU's memory, in the order of the stream.
+    /// Copies bytes within the GPU's memory, in the order of the stream.
     ///
     /// # Errors
     /// The driver refused.
     pub fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<()> {
-        // SAFETY: callers give addresses of their own memory.
+        // SAFETY: callers pass addresses of at least `bytes` bytes in buffers of theirs.
         let code = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) };
         check(code, "copying within the GPU")
     }
 
-    /// Fill with zeros, in the order of the stream.
+    /// Fills memory with zeros, in the order of the stream.
     ///
     /// # Errors
     /// The driver refused.
     pub fn clear(&self, at: Address, bytes: usize) -> Result<()> {
-        // SAFETY: callers give addresses of their own memory.
+        // SAFETY: callers pass an address of at least `bytes` bytes in a buffer of theirs.
         check(unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.stream) }, "clearing memory")
     }
 
-    /// Wait until all that was submitted is done.
+    /// Waits until all submitted work is done.
     ///
     /// # Errors
-    /// Some of it failed, or did not end.
+    /// Some of the work failed, or did not end in time.
     pub fn finish(&self) -> Result<()> {
-        // SAFETY: the stream is this context's.
+        // SAFETY: the stream belongs to this context.
         self.wait_until(|| unsafe { sys::cuStreamQuery(self.stream) })
     }
 
-    /// Ask again and again: at first without pause, since a step takes less than a thread's sleep;
-    /// later with.
+    /// Polls until the work is done. It spins at first, because a step may be shorter than a
+    /// thread's sleep, and sleeps between polls later.
     fn wait_until(&self, query: impl Fn() -> sys::CUresult) -> Result<()> {
         let started = Instant::now();
         let mut n = 0u32;
@@ -390,7 +391,7 @@ impl Context {
         failed(self.lost.get_or_init(|| reason).clone())
     }
 
-    /// A point of the stream that can be waited for.
+    /// Creates an event, a point of the stream that a caller can wait for.
     ///
     /// # Errors
     /// The driver refused.
@@ -400,13 +401,13 @@ impl Context {
             true => sys::CUevent_flags::CU_EVENT_DEFAULT,
             false => sys::CUevent_flags::CU_EVENT_DISABLE_TIMING,
         };
-        // SAFETY: writes a handle.
+        // SAFETY: the driver writes the live handle `event`.
         check(unsafe { sys::cuEventCreate(&mut event, flags as c_uint) }, "an event")?;
         Ok(Event { event, context: self.clone() })
     }
 }
 
-/// Let GPUs read and write each other's memory. False: some of them cannot.
+/// Lets GPUs read and write each other's memory. Returns false if some of them cannot.
 ///
 /// # Errors
 /// The driver failed.
@@ -417,7 +418,7 @@ pub fn connect(contexts: &[Arc<Context>]) -> Result<bool> {
     };
     for (from, to) in pairs() {
         let mut can = 0;
-        // SAFETY: writes an integer; both devices exist.
+        // SAFETY: both devices exist; the driver writes the live integer `can`.
         let code = unsafe { sys::cuDeviceCanAccessPeer(&mut can, from.device, to.device) };
         check(code, "whether GPUs reach each other")?;
         if can == 0 {
@@ -426,7 +427,7 @@ pub fn connect(contexts: &[Arc<Context>]) -> Result<bool> {
     }
     for (from, to) in pairs() {
         from.enter()?;
-        // SAFETY: the contexts live; `from` is current.
+        // SAFETY: `contexts` keeps both contexts alive; that of `from` is current.
         match unsafe { sys::cuCtxEnablePeerAccess(to.context, 0) } {
             sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
             sys::CUresult::CUDA_ERROR_TOO_MANY_PEERS => return Ok(false),
@@ -438,12 +439,12 @@ pub fn connect(contexts: &[Arc<Context>]) -> Result<bool> {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // What hangs would hang this too; the process' end frees it.
+        // A hung kernel would hang these calls too. The end of the process frees everything.
         if self.lost.get().is_some() {
             return;
         }
-        // SAFETY: the handles are this context's; whatever used them holds an Arc of it, and so is
-        // gone.
+        // SAFETY: the handles belong to this context. Their users hold an `Arc` of it, so that none
+        // is left.
         unsafe {
             sys::cuCtxSetCurrent(self.context);
             sys::cuStreamDestroy_v2(self.stream);
@@ -452,29 +453,29 @@ impl Drop for Context {
     }
 }
 
-/// When a kernel may begin.
+/// Condition for the start of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// When what was submitted before is done.
+    /// All work submitted before is done.
     After,
-    /// From Hopper on: when the blocks of the kernel before it have begun. It waits for that kernel
-    /// itself.
+    /// From Hopper on: all blocks of the previous kernel have started. The kernel itself waits for
+    /// the previous one. Older GPUs: as [`Self::After`].
     Early,
-    /// As [`Self::After`], with all blocks at once, since they wait for each other; refused where
-    /// they do not fit the GPU together.
+    /// As [`Self::After`], with all blocks at once, since they wait for each other. The launch
+    /// fails if they do not fit the GPU together.
     Together,
 }
 
 /// Most bytes of a kernel's arguments.
 pub const MAX_ARGUMENT_BYTES: usize = 1024;
 
-/// A kernel.
+/// A loaded kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Function(sys::CUfunction);
 
-// SAFETY: a handle, as those of the context.
+// SAFETY: any thread may use this handle of the driver once its context is current.
 unsafe impl Send for Function {}
-// SAFETY: as above.
+// SAFETY: the driver locks its handles, and the handle is constant.
 unsafe impl Sync for Function {}
 
 /// Compiled kernels on the GPU.
@@ -484,25 +485,26 @@ pub struct Module {
     context: Arc<Context>,
 }
 
-// SAFETY: a handle, as those of the context.
+// SAFETY: any thread may use this handle of the driver once its context is current.
 unsafe impl Send for Module {}
-// SAFETY: as above.
+// SAFETY: the driver locks its handles, and the handle is constant.
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// From machine code.
+    /// Loads machine code.
     ///
     /// # Errors
-    /// It is not for this GPU.
+    /// The code is not for this GPU.
     pub fn new(context: &Arc<Context>, code: &[u8]) -> Result<Module> {
         let mut module = ptr::null_mut();
-        // SAFETY: the code is an ELF image, which the driver checks.
+        // SAFETY: `code` is an ELF image, from this binary's archive, the cache or the compiler;
+        // the driver checks its header. The driver writes the live handle `module`.
         let code = unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) };
         check_memory(code, "loading kernels", 0)?;
         Ok(Module { module, context: context.clone() })
     }
 
-    /// A kernel of it, which may use so many bytes of shared memory.
+    /// A kernel of this module, allowed to use `shared` bytes of shared memory.
     ///
     /// # Errors
     /// There is no such kernel.
@@ -511,12 +513,12 @@ impl Module {
             return failed(format!("a kernel named {name:?}"));
         };
         let mut function = ptr::null_mut();
-        // SAFETY: the name ends in 0.
+        // SAFETY: `self` keeps the module loaded, and `c_name` ends in 0.
         let code = unsafe { sys::cuModuleGetFunction(&mut function, self.module, c_name.as_ptr()) };
         check(code, name)?;
         if shared > 48 << 10 {
             let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function was just found.
+            // SAFETY: `function` was just found in this module.
             check(unsafe { sys::cuFuncSetAttribute(function, which, shared as c_int) }, name)?;
         }
         Ok(Function(function))
@@ -526,26 +528,26 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: the module is this one's; programs hold it while they use its functions.
+            // SAFETY: `self` owns the module. Programs keep it alive while they use its functions.
             unsafe { sys::cuModuleUnload(self.module) };
         }
     }
 }
 
-/// Work that was recorded.
+/// A recorded sequence of launches.
 #[derive(Debug)]
 pub struct Graph {
     exec: sys::CUgraphExec,
     context: Arc<Context>,
 }
 
-// SAFETY: a handle, as those of the context.
+// SAFETY: any thread may use this handle of the driver once its context is current.
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: the graph is this one's; the driver keeps it until it has run.
+            // SAFETY: `self` owns the graph. The driver keeps it until its launches are done.
             unsafe { sys::cuGraphExecDestroy(self.exec) };
         }
     }
@@ -558,35 +560,35 @@ pub struct Event {
     context: Arc<Context>,
 }
 
-// SAFETY: a handle, as those of the context.
+// SAFETY: any thread may use this handle of the driver once its context is current.
 unsafe impl Send for Event {}
 
 impl Event {
-    /// Mark what was submitted so far.
+    /// Marks the current end of the stream.
     ///
     /// # Errors
     /// The driver refused.
     pub fn record(&self) -> Result<()> {
-        // SAFETY: both are this context's.
+        // SAFETY: the event and the stream belong to `self.context`.
         check(unsafe { sys::cuEventRecord(self.event, self.context.stream) }, "an event")
     }
 
-    /// Wait until what was submitted before is done.
+    /// Waits until all work submitted before the event is done.
     ///
     /// # Errors
-    /// Some of it failed, or did not end.
+    /// Some of the work failed, or did not end in time.
     pub fn wait(&self) -> Result<()> {
-        // SAFETY: the event is this context's.
+        // SAFETY: `self` owns the event.
         self.context.wait_until(|| unsafe { sys::cuEventQuery(self.event) })
     }
 
-    /// Seconds from another event's point to this one's; both are done.
+    /// Seconds from `earlier` to this event. Both must be done.
     ///
     /// # Errors
-    /// They are not timed.
+    /// The events were created without timing.
     pub fn since(&self, earlier: &Event) -> Result<f64> {
         let mut milliseconds = 0.0f32;
-        // SAFETY: both are this context's; writes a number.
+        // SAFETY: both events are alive; the driver writes the live number `milliseconds`.
         let code = unsafe { sys::cuEventElapsedTime(&mut milliseconds, earlier.event, self.event) };
         check(code, "the time of a kernel")?;
         Ok(f64::from(milliseconds) / 1e3)
@@ -596,7 +598,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: the event is this one's.
+            // SAFETY: `self` owns the event, and nothing uses it after this.
             unsafe { sys::cuEventDestroy_v2(self.event) };
         }
     }

@@ -1,6 +1,6 @@
-//! A group of GPUs that compute a model together: each is a rank, and exchanges numbers with the
-//! others by our own kernel (`kernels/collective.cu`), which writes into the others' inboxes. There
-//! is no library between them.
+//! A group of GPUs that compute a model together. Each GPU is a rank. A kernel of this crate
+//! (`kernels/collective.cu`) writes a rank's values into the inboxes of the others; no library is
+//! involved.
 
 use crate::CudaDevice;
 use crate::driver::{Address, Buffer, Context, NAME, Pinned, connect};
@@ -15,19 +15,20 @@ pub const BLOCKS: usize = 64;
 /// `COLLECTIVE_BLOCKS_MANY` of arguments.h.
 pub const BLOCKS_MANY: usize = 128;
 
-/// Bytes of one rank's packets in an inbox, then of its values of many rows and their flags
-/// (collective.cu).
+/// Bytes of an inbox for each rank that writes into it: packets, then values of many rows with
+/// their flags (collective.cu).
 const OF_RANK: [usize; 2] = [BLOCKS * 2 * 512 * 8 * 16, BLOCKS_MANY * (4 * 512 * 4 * 16 + 4)];
 
-/// Where the packets for a rank lie.
+/// The buffer into which other ranks write the values for a rank.
 enum Inbox {
-    /// In its own memory.
+    /// In the rank's own GPU memory.
     Gpu(Buffer),
-    /// In the host's, where GPUs do not reach each other's memory.
+    /// In host memory, if GPUs cannot reach each other's memory.
     Host(Pinned),
 }
 
-// SAFETY: only the addresses are used; the memory is freed when the group goes.
+// SAFETY: only `address` uses an `Inbox` that is shared, and it reads the handle of the memory but
+// never the memory itself. Only the last `Arc` frees it.
 unsafe impl Sync for Inbox {}
 
 impl Inbox {
@@ -41,38 +42,39 @@ impl Inbox {
 
 /// A GPU's place in a group.
 pub struct Rank {
-    /// Which.
+    /// Index among the ranks.
     pub index: usize,
-    /// Ranks of the group.
+    /// Number of ranks in the group.
     pub n: usize,
-    /// Whether no other rank is on the same GPU.
+    /// True if no other rank uses the same GPU.
     pub is_alone: bool,
-    /// Of this GPU: by block, the chunks that it has exchanged.
+    /// Number of chunks that each block of this GPU has exchanged, on the GPU.
     epochs: Buffer,
-    /// Of this GPU: by rank, the address of its inbox.
+    /// Address of each rank's inbox, on the GPU.
     addresses: Buffer,
-    /// Of all ranks: what one rank's kernels write into may not go before them.
+    /// Inboxes of all ranks, kept while this rank's kernels may write into them.
     _inboxes: Arc<Vec<Inbox>>,
 }
 
 impl Rank {
-    /// By block, the chunks that it has exchanged, and those of many rows.
+    /// Address of the counters of exchanged chunks: one per block, then one per block of the
+    /// kernels for many rows.
     pub fn epochs(&self) -> Address {
         self.epochs.start()
     }
 
-    /// By rank, the address of its inbox.
+    /// Address of the table with each rank's inbox.
     pub fn inboxes(&self) -> Address {
         self.addresses.start()
     }
 }
 
-/// How the GPUs of a group reach each other.
+/// The memory through which the GPUs of a group exchange values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Each writes into the others' memory, if all can; otherwise through the host's.
+    /// GPU memory if every GPU can write into that of the others, otherwise host memory.
     Any,
-    /// Through the host's memory, to test it.
+    /// Host memory, for tests.
     Host,
 }
 
@@ -118,7 +120,7 @@ impl CudaDevice {
             context.finish()?;
             let is_alone = indices.iter().filter(|other| **other == indices[index]).count() == 1;
             let rank = Rank { index, n, is_alone, epochs, addresses: table, _inboxes: inboxes.clone() };
-            // One launch for a whole step has no place for what others must add to it.
+            // A persistent kernel cannot run the collectives between products.
             let profile = Profile { persistent: false, ..Profile::new(context.facts()) };
             let kernels = Arc::new(Kernels::new(context.clone()));
             Ok(CudaDevice::sharing(context.clone(), kernels, profile, Some(Arc::new(rank))))

@@ -1,7 +1,7 @@
-//! The kernels: their sources, and their machine code from one of three places. In this order: the
-//! archive in the binary, if it was built with one and has this architecture; the cache on the
-//! disk; NVIDIA's run-time compiler, whose result goes to the cache. Whatever the place, code is
-//! used only if it was made from exactly these sources.
+//! The kernels: their sources and their machine code. Machine code comes from the archive in the
+//! binary, if it has this architecture; else from the cache on disk; else from NVIDIA's run-time
+//! compiler, whose output is cached. Code is used only if it was compiled from exactly these
+//! sources.
 
 use crate::driver::{Context, Function, Module, NAME};
 use crate::nvrtc::Nvrtc;
@@ -19,7 +19,7 @@ include!(concat!(env!("OUT_DIR"), "/compiled.rs"));
 /// The first bytes of an archive.
 const MAGIC: &[u8; 8] = b"INGLECU1";
 
-/// A source by its path under `kernels/`.
+/// The text of the source at a path under `kernels/`.
 pub fn source(path: &str) -> Option<&'static str> {
     SOURCES.binary_search_by(|(name, _)| (*name).cmp(path)).ok().map(|index| SOURCES[index].1)
 }
@@ -42,7 +42,7 @@ pub fn headers(file: &str) -> std::result::Result<BTreeSet<&'static str>, String
     headers_of(file, source(file).ok_or_else(|| format!("kernels/{file} is not there"))?)
 }
 
-/// The same of a file with a text.
+/// Like [`headers`], for a file with the given text.
 fn headers_of(file: &str, text: &str) -> std::result::Result<BTreeSet<&'static str>, String> {
     let mut found = BTreeSet::new();
     let mut todo = vec![(file.to_owned(), text)];
@@ -62,7 +62,7 @@ fn headers_of(file: &str, text: &str) -> std::result::Result<BTreeSet<&'static s
     Ok(found)
 }
 
-/// What identifies the sources of a file: 16 hexadecimal digits.
+/// Hash of a file and its headers: 16 hexadecimal digits.
 ///
 /// # Errors
 /// A header that is not there.
@@ -70,7 +70,7 @@ pub fn hash(file: &str) -> std::result::Result<String, String> {
     hash_of(file, source(file).unwrap_or_default())
 }
 
-/// The same of a file with a text.
+/// Like [`hash`], for a file with the given text.
 fn hash_of(file: &str, text: &str) -> std::result::Result<String, String> {
     let mut digest = Sha256::new();
     digest.update(text);
@@ -81,7 +81,7 @@ fn hash_of(file: &str, text: &str) -> std::result::Result<String, String> {
     Ok(digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The entries of an archive: architecture, file, hash, and where its code lies.
+/// The entries of an archive: architecture, file, hash, and deflated code.
 fn entries(
     archive: &'static [u8],
 ) -> impl Iterator<Item = (&'static str, &'static str, &'static str, &'static [u8])> {
@@ -100,7 +100,7 @@ fn entries(
     })
 }
 
-/// An archive of compiled files: `(architecture, file, hash, deflated code)`.
+/// Builds an archive of compiled files, given as `(architecture, file, hash, deflated code)`.
 pub fn archive(files: &[(String, String, String, Vec<u8>)]) -> Vec<u8> {
     let (mut index, mut blobs) = (String::new(), Vec::new());
     for (architecture, file, hash, code) in files {
@@ -116,8 +116,8 @@ pub fn compiled_architectures() -> BTreeSet<&'static str> {
     entries(COMPILED).map(|(architecture, ..)| architecture).collect()
 }
 
-/// Whether machine code for one architecture runs on another: the same generation, no newer, and
-/// not for one chip alone.
+/// Returns true if machine code for architecture `code` runs on a GPU of architecture `gpu`: `code`
+/// is of the same generation, is not newer, and is not specific to one chip.
 fn runs_on(code: &str, gpu: &str) -> bool {
     let number = |name: &str| name.strip_prefix("sm_").and_then(|n| n.parse::<u32>().ok());
     match (number(code), number(gpu)) {
@@ -126,10 +126,10 @@ fn runs_on(code: &str, gpu: &str) -> bool {
     }
 }
 
-/// A file and its machine code, or why there is none.
+/// A file, and its machine code or the reason why there is none.
 type Code = (String, std::result::Result<Vec<u8>, String>);
 
-/// The kernels of a GPU, loaded as they are asked for.
+/// The kernels of a GPU, loaded on demand.
 pub struct Kernels {
     context: Arc<Context>,
     architecture: String,
@@ -139,17 +139,17 @@ pub struct Kernels {
     refused: Mutex<Vec<String>>,
 }
 
-/// A source that was written for one model.
+/// A source that was generated for one model.
 #[derive(Clone)]
 struct Generated {
     text: String,
     hash: String,
-    /// The file of the kernel for all models, if it is another one.
+    /// The file of the general kernel, which replaces this one if the compiler refuses it.
     general: Option<String>,
 }
 
 impl Kernels {
-    /// None loaded so far.
+    /// Kernels of a GPU, none of them loaded yet.
     pub fn new(context: Arc<Context>) -> Kernels {
         let architecture = context.facts().architecture();
         Kernels {
@@ -162,7 +162,7 @@ impl Kernels {
         }
     }
 
-    /// Where kernels come from, for people.
+    /// A description of where the kernels come from, for messages.
     pub fn origin(&self) -> String {
         let is_current = |file: &str, its: &str| hash(file).is_ok_and(|hash| hash == its);
         let mine = entries(COMPILED)
@@ -182,10 +182,10 @@ impl Kernels {
         self.nvrtc.get_or_init(|| Nvrtc::load(None)).as_ref().map_err(Clone::clone)
     }
 
-    /// Load files, those that must be compiled side by side.
+    /// Loads files. Those without machine code are compiled in parallel.
     ///
     /// # Errors
-    /// There is no code and no compiler, or the compiler's log.
+    /// A file has neither machine code nor a compiler, or the compiler refused it (with its log).
     pub fn prepare(&self, files: &BTreeSet<String>) -> Result<()> {
         let missing: Vec<&String> = {
             let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
@@ -215,7 +215,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// A kernel of a file, which may use so many bytes of shared memory; and what keeps it.
+    /// A kernel of a file, allowed to use `shared` bytes of shared memory, and the module that
+    /// keeps it loaded.
     ///
     /// # Errors
     /// As [`Self::prepare`], or there is no such kernel.
@@ -228,16 +229,16 @@ impl Kernels {
         Ok((module.function(name, shared)?, module))
     }
 
-    /// Whether kernels can be compiled here, which those for one model alone need.
+    /// Returns true if this machine has NVRTC, which kernels generated for one model need.
     pub fn can_compile(&self) -> bool {
         self.nvrtc().is_ok()
     }
 
-    /// The file of a text that was written for one model, for [`Self::prepare`] and
-    /// [`Self::function`]; its name begins with `name`. Where the compiler refuses the text, the
-    /// file has the code of `general`, if it is given, which must have kernels of the same names.
+    /// Registers a source that was generated for one model. Returns its file, for [`Self::prepare`]
+    /// and [`Self::function`], whose name begins with `name`. If the compiler refuses the text, the
+    /// code of `general` is used, which must have kernels of the same names.
     pub fn generate(&self, name: &str, text: String, general: Option<String>) -> String {
-        // Its headers are those of the binary: `code` says so where one is missing.
+        // A missing header gives an empty hash here. `code` reports the error.
         let hash = hash_of(name, &text).unwrap_or_default();
         let file = format!("{name}_{hash}.cu");
         let generated = Generated { text, hash, general };
@@ -245,7 +246,7 @@ impl Kernels {
         file
     }
 
-    /// Files of [`Self::generate`] that the compiler refused, and why.
+    /// Files of [`Self::generate`] that the compiler refused, with the reasons.
     pub fn refused(&self) -> Vec<String> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -269,7 +270,7 @@ impl Kernels {
         self.compiled(file, source(file).unwrap_or_default(), &hash)
     }
 
-    /// The code of a text, which has this hash, from the cache or from the compiler.
+    /// The machine code of a text with this hash, from the cache or from the compiler.
     fn compiled(&self, file: &str, text: &str, hash: &str) -> std::result::Result<Vec<u8>, String> {
         let nvrtc = self.nvrtc().map_err(|reason| {
             let compiled: Vec<&str> = compiled_architectures().into_iter().collect();
@@ -295,14 +296,14 @@ impl Kernels {
             .collect();
         let compiled = nvrtc.compile(file, text, &headers, &self.architecture, false)?;
         if let Some(path) = cached {
-            // A cache that cannot be written costs time, nothing else.
+            // If the cache cannot be written, the next start compiles again.
             let _ = store(&path, &deflate(&compiled.code));
         }
         Ok(compiled.code)
     }
 }
 
-/// Written whole or not at all: another process may read it.
+/// Writes a file of the cache atomically, since another process may read it.
 fn store(path: &std::path::Path, bytes: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
@@ -320,7 +321,7 @@ fn cache_folder() -> Option<PathBuf> {
     Some(base.join("ingle/cuda-kernels"))
 }
 
-/// As an archive and the cache have code.
+/// Compresses code as the archive and the cache store it.
 pub fn deflate(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut encoder = flate2::read::ZlibEncoder::new(bytes, flate2::Compression::best());

@@ -9,32 +9,32 @@ pub use device_gpu::layout::{ALIGN, StepLayout};
 use device_lower::lifetimes::{max_rows, value_bytes};
 use device_lower::units::{LoweredUnit, Unit};
 
-/// Parts of a row of logits whose bests are found side by side (`BEST_PARTS`, arguments.h).
+/// Parts of a row of logits whose best tokens are found in parallel (`BEST_PARTS`, arguments.h).
 pub const BEST_PARTS: usize = 32;
 
-/// Scratch of the units of all plans: bytes that no value has.
+/// Scratch that the units of all plans share: memory that belongs to no value.
 pub type Scratch = Parts<9>;
 
-/// The part of scratch with partial sums of rows whose positions are split.
+/// The part of scratch with partial attention sums of rows whose positions are split.
 pub const PARTIALS: usize = 0;
-/// The part with the totals of these sums.
+/// The part with the maxima and totals of the partial attention sums.
 pub const TOTALS: usize = 1;
-/// The part with the best of each part of a row of logits.
+/// The part with the best token of each part of a row of logits.
 pub const BESTS: usize = 2;
-/// The part with rows in halves, for the products of many rows.
+/// The part with input rows in F16, for products of many rows.
 pub const HALVES: usize = 3;
-/// The part with the scales of these rows.
+/// The part with the scales of the rows in [`HALVES`].
 pub const SCALES: usize = 4;
-/// The part with partial sums of products that are split over K.
+/// The part with partial sums of products whose K is split over blocks.
 pub const SUMS: usize = 5;
-/// The part that counts how many parts of a tile are there.
+/// The part with counters of the finished splits of each tile.
 pub const COUNTERS: usize = 6;
-/// The part with rows in the order of their experts.
+/// The part with rows grouped by expert.
 pub const PAIRS: usize = 7;
-/// The part with the number of the experts' tiles, in [`TILES_AT`] bytes, and the tiles.
+/// The part with the number of expert tiles, in [`TILES_AT`] bytes, then the tiles.
 pub const TILES: usize = 8;
 
-/// Offset of the tiles of experts after their number, in bytes.
+/// Offset of the tiles in [`TILES`], in bytes.
 pub const TILES_AT: usize = 16;
 
 /// The scratch that the units of a plan need.
@@ -50,8 +50,7 @@ pub fn scratch_of(plan: &Plan, units: &[LoweredUnit], limits: &Limits, profile: 
         if let Unit::Primitive(Op::Argmax { x, .. }) = unit {
             scratch.raise(BESTS, max_rows(limits, plan.value(*x).rows) * BEST_PARTS * 8);
         }
-        // Whole groups of 8 rows and tiles of 64 columns, as the input of packed products is laid
-        // out.
+        // The input of packed products has whole groups of 8 rows and whole tiles of 64 columns.
         let mut raise_input = |rows: usize, cols: usize| {
             let (rows, cols) = (rows.next_multiple_of(8), 64 * k_tiles(cols));
             scratch.raise(HALVES, rows * cols * 2);

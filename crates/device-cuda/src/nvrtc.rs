@@ -1,4 +1,4 @@
-//! NVIDIA's run-time compiler, where its library is on the machine.
+//! NVIDIA's run-time compiler (NVRTC), if its library is installed.
 
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -7,7 +7,7 @@ use std::ptr;
 
 type Program = *mut c_void;
 
-/// The library.
+/// The loaded library of NVRTC.
 pub struct Nvrtc {
     library: Library,
     version: (u32, u32),
@@ -17,11 +17,11 @@ pub struct Nvrtc {
 pub struct Compiled {
     /// Machine code.
     pub code: Vec<u8>,
-    /// What the compiler said: with `-v`, registers and spills of each kernel.
+    /// The compiler's log. With `verbose` it lists registers and spills of each kernel.
     pub log: String,
 }
 
-/// Where the library may be: the loader's own places, then those of CUDA's installers.
+/// Paths to try: the loader's search path first, then the folders of CUDA's installers.
 fn candidates() -> Vec<PathBuf> {
     let names: &[&str] = match cfg!(windows) {
         true => &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"],
@@ -38,20 +38,21 @@ fn candidates() -> Vec<PathBuf> {
 }
 
 impl Nvrtc {
-    /// The first that is found, or the one at `path`.
+    /// Loads the library at `path`, or the first of the usual paths that loads.
     ///
     /// # Errors
-    /// None loads.
+    /// No library loads.
     pub fn load(path: Option<&Path>) -> Result<Nvrtc, String> {
         let paths = path.map_or_else(candidates, |path| vec![path.to_owned()]);
         for path in &paths {
-            // SAFETY: the library's initialisers are NVIDIA's, and have no requirements.
+            // SAFETY: loading runs the initialisers of NVIDIA's library, which have no
+            // requirements.
             let Ok(library) = (unsafe { Library::new(path) }) else { continue };
             let mut nvrtc = Nvrtc { library, version: (0, 0) };
             let (mut major, mut minor) = (0, 0);
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int =
                 nvrtc.symbol("nvrtcVersion")?;
-            // SAFETY: writes two integers.
+            // SAFETY: `nvrtcVersion` writes the live integers `major` and `minor`.
             if unsafe { version(&mut major, &mut minor) } == 0 {
                 nvrtc.version = (major as u32, minor as u32);
                 return Ok(nvrtc);
@@ -61,21 +62,22 @@ impl Nvrtc {
         Err(format!("NVIDIA's run-time compiler was not found ({})", names.join(", ")))
     }
 
-    /// `(12, 8)`
+    /// Version of NVRTC: `(12, 8)` is 12.8.
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
 
     fn symbol<F: Copy>(&self, name: &str) -> Result<F, String> {
-        // SAFETY: callers name the type that NVIDIA documents for the symbol.
+        // SAFETY: callers pass as `F` the type that NVIDIA documents for the symbol, and do not use
+        // the copy after `self` is dropped.
         let found = unsafe { self.library.get::<F>(name.as_bytes()) };
         found.map(|symbol| *symbol).map_err(|e| format!("NVIDIA's run-time compiler: {e}"))
     }
 
-    /// Compile a file whose includes are `headers`, by name, for an architecture.
+    /// Compiles a file for an architecture. `headers` lists the name and text of each include.
     ///
     /// # Errors
-    /// The compiler's log.
+    /// The file does not compile; with the compiler's log.
     pub fn compile(
         &self,
         name: &str,
@@ -113,19 +115,21 @@ impl Nvrtc {
         let destroy: Destroy = self.symbol("nvrtcDestroyProgram")?;
         let mut program: Program = ptr::null_mut();
         let n = headers.len() as c_int;
-        // SAFETY: strings end in 0 and live until the end; lists have as many.
+        // SAFETY: all strings end in 0 and live until `program` is destroyed; `texts` and `names`
+        // have `n` entries.
         let code = unsafe {
             create(&mut program, source.as_ptr(), c_name.as_ptr(), n, texts.as_ptr(), names.as_ptr())
         };
         if code != 0 {
             return Err(format!("{name}: error {code} of NVIDIA's run-time compiler"));
         }
-        // SAFETY: the program was just made.
+        // SAFETY: `create` just made `program`; `options` has `options.len()` strings that end
+        // in 0.
         let code = unsafe { compile(program, options.len() as c_int, options.as_ptr()) };
         let read = |size: &str, get: &str| -> Result<Vec<u8>, String> {
             let (size, get): (Size, Get) = (self.symbol(size)?, self.symbol(get)?);
             let mut n = 0;
-            // SAFETY: writes a number, then as many bytes.
+            // SAFETY: `size` writes the live integer `n`, and `get` then writes `n` bytes.
             unsafe {
                 if size(program, &mut n) != 0 {
                     return Ok(vec![]);
@@ -143,7 +147,7 @@ impl Nvrtc {
                 Err(format!("{name} for {architecture}: error {code} of NVIDIA's run-time compiler:\n{log}"))
             }
         };
-        // SAFETY: the program was made above.
+        // SAFETY: `create` made `program`, and nothing uses it after this.
         unsafe { destroy(&mut program) };
         result
     }

@@ -1,6 +1,5 @@
-//! Weights in the order of tensor cores' fragments, beside their planes: which matrices are packed,
-//! and the way there. Rows come as the file has them; the GPU packs them
-//! (`kernels/gemm/repack.cu`).
+//! Packs: copies of weights in the fragment order of tensor cores, in addition to their planes. The
+//! host uploads rows as they are in the file, and the GPU packs them (`kernels/gemm/repack.cu`).
 
 use crate::arguments::RepackArguments;
 use crate::driver::{Address, Buffer, Context, Function, Pinned, Start};
@@ -17,47 +16,47 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use weights::{BlockType, PlaneSlices, ScaleType};
 
-/// Bytes of rows that a thread copies at once.
+/// Most bytes of rows that a thread uploads at once.
 const STAGING: usize = 8 << 20;
 
-/// Most threads that copy.
+/// Most threads that upload.
 const MOST_THREADS: usize = 8;
 
-/// Alignment of what is copied together.
+/// Alignment of packs, and of the parts of one upload, in bytes.
 const ALIGN: usize = 256;
 
-/// Matrices one after the other, or interleaved row by row; for stacks of experts, the same for
-/// each expert.
+/// Matrices that are packed together: one after the other, or interleaved row by row. A pack of
+/// expert stacks repeats this layout for each expert.
 #[derive(Clone, Debug)]
 pub struct Pack {
     weights: Vec<Weight>,
     gate: bool,
-    /// What they are packed to.
+    /// The packed format.
     pub codec: Codec,
-    /// Experts; 1: no stacks.
+    /// Number of experts; 1 for plain matrices.
     pub n_experts: usize,
-    /// Rows of all, those between matrices included; of one expert.
+    /// Rows of all matrices (of one expert), with the padding between them.
     pub n_out: usize,
-    /// Where each matrix begins.
+    /// First row of each matrix.
     pub first: Vec<usize>,
-    /// Tiles of 64 columns.
+    /// Number of tiles of 64 columns.
     pub k_tiles: usize,
     offset: usize,
 }
 
 impl Pack {
-    /// Bytes of an expert, or of all.
+    /// Bytes of one expert, or of the whole pack without experts.
     pub fn expert_bytes(&self) -> usize {
         self.n_out.div_ceil(64) * self.k_tiles * self.codec.tile
     }
 }
 
-/// Rows of a matrix, or of each of a stack.
+/// Rows of a matrix, or of each matrix of a stack.
 fn rows_of(weight: &Weight) -> usize {
     weight.n_rows() / weight.parts.len().max(1)
 }
 
-/// The stacks that a unit multiplies by and the experts' ids, the gate and up of one unit together.
+/// The expert stacks that a unit multiplies by, and the ids of the experts. `None`: it has none.
 pub fn experts(unit: &Unit) -> Option<(Vec<WeightId>, ValueId)> {
     match unit {
         Unit::ExpertGateUp { gate, up, ids, .. } => Some((vec![*gate, *up], *ids)),
@@ -68,21 +67,21 @@ pub fn experts(unit: &Unit) -> Option<(Vec<WeightId>, ValueId)> {
     }
 }
 
-/// Every pack once, with its place.
+/// Every pack once, with its offset.
 #[derive(Default)]
 pub struct PackPlan {
     packs: Vec<Pack>,
     of: HashMap<(Vec<MatrixKey>, bool), usize>,
     total: usize,
-    /// What another program has packed, and whether something of it is used: that is left out.
+    /// Packs of another program, and true for those that this program shares.
     before: Vec<(Arc<Loaded>, bool)>,
-    /// Bytes of what is used of it.
+    /// Bytes of the shared packs.
     shared: usize,
 }
 
 impl PackPlan {
-    /// For the projections of plans. None, where no step would use them, or all would take more
-    /// than the profile allows.
+    /// The packs for the projections and experts of plans. It is empty if no step would use them,
+    /// or if those of the projections exceed `most_packed` of the profile.
     pub fn new<'a>(
         parts: impl Iterator<Item = (&'a Plan, &'a [LoweredUnit])>,
         limits: &Limits,
@@ -91,7 +90,7 @@ impl PackPlan {
         PackPlan::beside(parts, limits, profile, &Packs::default())
     }
 
-    /// The same without what another program has packed, which is shared with it.
+    /// Like [`Self::new`], but shares the packs of another program.
     pub fn beside<'a>(
         parts: impl Iterator<Item = (&'a Plan, &'a [LoweredUnit])>,
         limits: &Limits,
@@ -127,7 +126,8 @@ impl PackPlan {
         if (all.total + all.shared) as u64 > profile.most_packed {
             return PackPlan::default();
         }
-        // Experts are most of a mixture's weights: the rest may be packed without them.
+        // Experts have most of a mixture's weights. If they do not fit, the rest is packed without
+        // them.
         let (n, total) = (all.packs.len(), all.total);
         for (stacks, codec) in &of_experts {
             all.add(stacks, stacks.len() == 2, *codec);
@@ -167,7 +167,7 @@ impl PackPlan {
         self.packs.push(pack);
     }
 
-    /// Bytes of all.
+    /// Bytes of all packs, without shared ones.
     pub fn total(&self) -> usize {
         self.total
     }
@@ -178,7 +178,7 @@ impl PackPlan {
             let (together, n) = if pack.gate { (2, 1) } else { (1, pack.weights.len()) };
             for (expert, index) in (0..pack.n_experts).flat_map(|e| (0..n).map(move |index| (e, index))) {
                 let (n_rows, row_bytes) = (rows_of(&pack.weights[index]), pack.weights[index].row_bytes());
-                // Whole tiles.
+                // Each piece has whole tiles of 64 rows.
                 let most = (STAGING / (row_bytes * together).max(1) / 64 * 64).max(64);
                 for start in (0..n_rows).step_by(most) {
                     pieces.push(Piece { pack, expert, index, start, n: most.min(n_rows - start) });
@@ -188,7 +188,7 @@ impl PackPlan {
         pieces
     }
 
-    /// Take the memory and fill it.
+    /// Allocates the memory, uploads the rows, and packs them.
     ///
     /// # Errors
     /// Memory was refused, or a kernel does not compile.
@@ -221,7 +221,7 @@ impl PackPlan {
             while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let (pinned, rows, event) = &mut both[turn];
                 turn = 1 - turn;
-                // What was packed from it before is done.
+                // Waits until the GPU has packed the previous piece of this buffer.
                 event.wait()?;
                 let (arguments, n) = piece.copy(pinned, rows.start(), buffer.start());
                 context.upload(rows.start(), pinned.bytes(0, n))?;
@@ -251,7 +251,7 @@ impl PackPlan {
     }
 }
 
-/// What the stacks of a unit are packed to; `None`: they stay in planes.
+/// The packed format of a unit's expert stacks; `None`: they have only planes.
 fn codec_of_experts(unit: &Unit, stacks: &[&Weight]) -> Option<Codec> {
     let codec = Codec::of(stacks[0].block)?;
     let fits = match unit {
@@ -266,7 +266,7 @@ fn kind_of(weight: &Weight) -> Kind {
     Stored::new(weight.block, weight.n_cols()).kind
 }
 
-/// Rows of a matrix on their way, or of a gate and up.
+/// Rows of one matrix, or of a gate and up, that are uploaded together.
 struct Piece<'a> {
     pack: &'a Pack,
     expert: usize,
@@ -281,7 +281,7 @@ impl Piece<'_> {
         &self.pack.weights[self.index + other]
     }
 
-    /// The matrix's rows and their planes.
+    /// This piece's rows and planes of a matrix. `other` is 1 for the up of a gate, else 0.
     fn rows(&self, other: usize) -> (&[u8], PlaneSlices<'_>) {
         let weight = self.weight(other);
         let part = weight.parts.get(self.expert);
@@ -291,7 +291,7 @@ impl Piece<'_> {
         (data, planes.as_slices().rows(weight.block, weight.n_cols(), rows))
     }
 
-    /// Of all that is copied, at most.
+    /// Most bytes of the piece with its alignment.
     fn bytes(&self) -> usize {
         let of = |other: usize| {
             let (rows, planes) = self.rows(other);
@@ -300,8 +300,8 @@ impl Piece<'_> {
         of(0) + if self.pack.gate { of(1) } else { 0 }
     }
 
-    /// Into pinned memory: as many bytes as are returned. `rows`: where these will lie on the GPU;
-    /// `packs`: where all packs do.
+    /// Copies the piece into pinned memory. Returns the arguments of the packing kernel, and the
+    /// number of bytes. `rows` is the address of the bytes on the GPU, `packs` that of all packs.
     fn copy(&self, pinned: &mut Pinned, rows: Address, packs: Address) -> (RepackArguments, usize) {
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
@@ -358,12 +358,12 @@ struct Loaded {
     plan: PackPlan,
 }
 
-/// Packs that are there, those of several loads where plans were replaced.
+/// All loaded packs. Replaced plans may leave packs of several loads.
 #[derive(Default)]
 pub struct Packs(Vec<Arc<Loaded>>);
 
 impl Packs {
-    /// Of these matrices of a plan, and where it lies.
+    /// The pack of these matrices of a plan, and its address.
     pub fn find(&self, plan: &Plan, ids: &[WeightId], gate: bool) -> Option<(&Pack, Address)> {
         let key = (ids.iter().map(|id| matrix_key(plan.weight(*id))).collect(), gate);
         self.0.iter().find_map(|loaded| {
@@ -373,10 +373,10 @@ impl Packs {
     }
 }
 
-// SAFETY: the keys are addresses that are only compared; the bytes themselves are kept by the
-// packs' views.
+// SAFETY: the addresses in the keys of `of` are only compared, never dereferenced. The views in
+// `packs` keep the bytes at these addresses.
 unsafe impl Send for PackPlan {}
-// SAFETY: as above; nothing is changed after it is made.
+// SAFETY: as for `Send`; shared references only read the plan.
 unsafe impl Sync for PackPlan {}
 
 #[cfg(test)]
@@ -386,8 +386,8 @@ mod tests {
     use device_lower::passes::lower;
     use device_testing::{PlanBuilder, limits};
 
-    /// Every row of every expert once, within its expert's tiles; without them where they take too
-    /// much.
+    /// Every row of every expert is packed once, within the tiles of its expert. Experts are left
+    /// out if they exceed the limit.
     #[test]
     fn experts_are_packed_one_after_the_other() {
         let (n_experts, n_in, n_out) = (5, 64, 96);
@@ -404,7 +404,7 @@ mod tests {
         let all = packs(&profile);
         let stack = all.packs.iter().find(|pack| pack.n_experts > 1).unwrap();
         assert_eq!((stack.n_experts, stack.n_out, stack.k_tiles), (n_experts, n_out, 2));
-        // Two tiles of 64 rows, of which the second is half empty.
+        // 96 rows need two tiles of 64; the second one is half empty.
         assert_eq!(stack.expert_bytes(), 2 * 2 * 2304);
         let pieces: Vec<_> = all.pieces().into_iter().filter(|piece| piece.pack.n_experts > 1).collect();
         let rows: Vec<_> = pieces.iter().map(|piece| (piece.expert, piece.start, piece.n)).collect();

@@ -1,13 +1,13 @@
-//! Peak rates: that of memory is measured, those of arithmetic follow from the chip.
+//! Peak rates. The rate of memory is measured; those of arithmetic follow from the chip.
 
 use crate::CudaDevice;
 use crate::driver::Buffer;
 use device::{Peaks, Result};
 
-/// Bytes that are copied; several times every cache.
+/// Bytes of the measured copy: several times the size of every cache.
 const BYTES: usize = 1 << 30;
 
-/// Zeros where the GPU fails.
+/// Measures the peak rates. They are 0 if the GPU fails.
 pub fn measure(device: &CudaDevice) -> Peaks {
     let read = copy_rate(device).unwrap_or(0.0);
     Peaks {
@@ -18,7 +18,7 @@ pub fn measure(device: &CudaDevice) -> Peaks {
     }
 }
 
-/// Bytes read and written a second by copies within the memory.
+/// Bytes per second, read and written, of copies within GPU memory.
 fn copy_rate(device: &CudaDevice) -> Result<f64> {
     let context = device.context();
     let (from, to) = (Buffer::new(context, "peaks", BYTES)?, Buffer::new(context, "peaks", BYTES)?);

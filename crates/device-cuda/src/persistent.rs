@@ -43,7 +43,7 @@ pub use rows::MOST_IN_TURN;
 pub use table::PhasePlaces;
 pub use weights::{PersistentPlan, PersistentWeights};
 
-/// Columns of a head that the kernels have code for.
+/// Numbers of columns of a head that the kernels support.
 const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 
 /// Most query heads of a KV head.
@@ -55,11 +55,11 @@ pub const THREADS: u32 = header::THREADS as u32;
 /// Most rows of a pass of a block.
 const PASS_ROWS: usize = 8 * PASS;
 
-/// Bytes of the part of the exchange for the input of down.
+/// Bytes of the exchange for the input of the down projection.
 const GATED_BYTES: usize = (EXCHANGE_ATTENDED - EXCHANGE_GATED) as usize;
 
-/// Most layers without experts after one with experts. A word of the exchange has one of 15 epochs:
-/// one that is 15 epochs old would pass for a new one.
+/// Most layers without experts after one with experts. Epochs of the exchange's words repeat after
+/// 15: the kernel would mistake a word that is 15 epochs old for a new one.
 const MOST_DENSE: usize = 12;
 
 /// A plan that a persistent kernel runs.
@@ -75,8 +75,8 @@ pub struct Persistent {
     /// Most rows of a step in the kernel for several rows, or the reason why there is no such
     /// kernel. It is 1 if this is the only kernel and no step has more rows.
     pub several: Result<usize, String>,
-    /// Most rows of a step that the kernel for one row computes by a launch for each row. It counts
-    /// where there is no kernel for several rows.
+    /// Most rows of a step that the kernel for one row computes by a launch for each row. It
+    /// applies only if there is no kernel for several rows.
     pub in_turn: usize,
     pages: Pages,
     n_blocks: usize,
@@ -166,7 +166,7 @@ impl Persistent {
         }
         let (own_rows, qkv_rows, ffn) = (self.own_rows(hidden), self.qkv_rows(), self.ffn(plan));
         let of_qkv = self.qkv_parts.len();
-        // Only parts are limited to one pass of a block.
+        // If q, k and v are split into parts, each part must fit one pass of a block.
         let parts = self.products.iter().take(if of_qkv > 1 { of_qkv } else { 0 });
         let part_rows = parts.map(|part| part.groups.div_ceil(self.n_blocks) * 8).max().unwrap_or(0);
         let partials = heads.n_kv_heads * self.n_splits() * self.partial_bytes();
@@ -200,7 +200,7 @@ impl Persistent {
         if (0..n_groups).any(|group| page_bytes(group) > u32::MAX as usize) {
             return Err("pages of more than 4 GiB".to_owned());
         }
-        // Halves have only the kernel for several rows, which `most_rows` checks.
+        // F16 and BF16 weights use only the kernel for several rows, which `most_rows` checks.
         if self.has_halves() { Ok(()) } else { self.has_slots(Rows::One, profile.shared_bytes) }
     }
 
@@ -280,7 +280,7 @@ impl Persistent {
         self.n_blocks
     }
 
-    /// Blocks of a KV head.
+    /// Blocks that share a KV head.
     fn n_splits(&self) -> usize {
         MAX_SPLITS.min(self.n_blocks / self.decoder.heads.n_kv_heads.max(1)).max(1)
     }
@@ -300,7 +300,7 @@ fn fit(sizes: impl IntoIterator<Item = (&'static str, usize, usize)>) -> Result<
 }
 
 /// Returns for each plan its persistent form, or the reason why it has none, and the packed weights
-/// of all of them. Where memory is short, packed weights of other kinds (`others` bytes) have
+/// of all of them. If memory is short, packed weights of other kinds (`others` bytes) take
 /// precedence.
 pub fn persistent_of<'a>(
     parts: impl Iterator<Item = (&'a Plan, &'a [LoweredUnit])>,

@@ -1,36 +1,36 @@
-//! Products on tensor cores from weights in the order of fragments (`kernels/gemm`): what a type is
-//! packed to, which matrices are packed together, and how a launch is cut into tiles. Pure: it
-//! needs no GPU.
+//! Products on tensor cores with packed weights (`kernels/gemm`): the packed format of each type,
+//! the matrices that are packed together, and the tiles of a launch. This module needs no GPU.
 
 use device::{Activation, Plan};
 use device_lower::fields::{Projection, Tail};
 use weights::BlockType;
 
-/// Which kernels multiply several rows.
+/// The family of kernels that multiply several rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Products {
-    /// Those that decode a type's planes on the way (`linear/gemm.cuh`, `linear/gemv.cuh`).
+    /// Kernels that decode a type's planes while they multiply (`linear/gemm.cuh`,
+    /// `linear/gemv.cuh`).
     Planes,
-    /// `mma.sync` from packed weights, from compute capability 8.0 on.
+    /// `mma.sync` with packed weights, from compute capability 8.0 on.
     Mma,
-    /// `wgmma` from packed weights, `mma.sync` for few rows: compute capability 9.0.
+    /// `wgmma` with packed weights, `mma.sync` for few rows; compute capability 9.0.
     Wgmma,
 }
 
-/// Shared memory that `wgmma`'s kernels may fill (`GEMM_SHARED_LIMIT`, gemm/gemm_wgmma.h).
+/// Most bytes of shared memory of `wgmma` kernels (`GEMM_SHARED_LIMIT`, gemm/gemm_wgmma.h).
 pub const WGMMA_SHARED: u32 = 232_448;
 
-/// How 64 x 64 weights are packed (gemm/codec.h).
+/// The packed format of a tile of 64 x 64 weights (gemm/codec.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Codec {
-    /// `q4`
+    /// Name in kernels and files, such as `q4`.
     pub name: &'static str,
-    /// Bytes of a tile.
+    /// Bytes of a tile of 64 x 64 weights.
     pub tile: usize,
 }
 
 impl Codec {
-    /// Of a type; `None`: it stays in planes.
+    /// The packed format of a type; `None`: it has only planes.
     pub fn of(block: BlockType) -> Option<Codec> {
         use BlockType::*;
         let (name, tile) = match block {
@@ -71,12 +71,12 @@ impl Codec {
     }
 }
 
-/// Tiles of 64 columns of so many; even.
+/// Number of tiles of 64 columns that cover `n_cols`, rounded up to an even number.
 pub fn k_tiles(n_cols: usize) -> usize {
     2 * n_cols.div_ceil(128)
 }
 
-/// A kernel by its instructions and the rows of its tile.
+/// A kernel of products, identified by its instructions and by the rows of its tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
     method: Method,
@@ -85,12 +85,12 @@ pub struct Tile {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
-    /// `mma.sync`, weights straight to registers: so many times 16 rows of them a block
-    /// (gemm/gemm_few.h).
+    /// `mma.sync`, weights loaded straight to registers (gemm/gemm_few.h). The number is that of
+    /// 16-row slabs of weights per block.
     Few(usize),
-    /// `mma.sync`, weights through shared memory (gemm/gemm_mma.h).
+    /// `mma.sync`, weights staged in shared memory (gemm/gemm_mma.h).
     Mma,
-    /// gemm/gemm_wgmma.h
+    /// `wgmma` (gemm/gemm_wgmma.h).
     Wgmma,
 }
 
@@ -106,7 +106,7 @@ const fn wgmma(width: usize) -> Tile {
     Tile { method: Method::Wgmma, width }
 }
 
-/// Most tiles to choose from.
+/// Most tiles of a family of kernels.
 pub const MOST_TILES: usize = 11;
 
 const HOPPER: [Tile; MOST_TILES] = [
@@ -125,7 +125,7 @@ const HOPPER: [Tile; MOST_TILES] = [
 const AMPERE: [Tile; 7] = [few(8, 2), few(8, 1), few(16, 2), few(16, 1), mma(32), mma(64), mma(128)];
 
 impl Tile {
-    /// Those that a GPU has.
+    /// The tiles of a family of kernels.
     pub fn all(products: Products) -> &'static [Tile] {
         match products {
             Products::Planes => &[],
@@ -142,17 +142,17 @@ impl Tile {
         }
     }
 
-    /// Its file.
+    /// The file of the kernel for a packed format.
     pub fn file(self, codec: Codec) -> String {
         format!("gemm/{}_{}.cu", self.family(), codec.name)
     }
 
-    /// Rows of a tile.
+    /// Input rows of a tile.
     pub fn width(self) -> usize {
         self.width
     }
 
-    /// Its name.
+    /// The name of the kernel for a packed format.
     pub fn kernel(self, codec: Codec) -> String {
         let name = format!("gemm_{}_{}_{}", self.family(), codec.name, self.width);
         match self.method {
@@ -177,7 +177,7 @@ impl Tile {
         }
     }
 
-    /// Rows of the weights of a tile.
+    /// Weight rows of a tile.
     fn weight_rows(self) -> usize {
         match self.method {
             Method::Few(slabs) => 16 * slabs,
@@ -185,8 +185,8 @@ impl Tile {
         }
     }
 
-    /// Bytes of shared memory: `GemmFew` (gemm/gemm_few.h), `GemmStages` (gemm/gemm_wgmma.h) and
-    /// `GemmMmaStages` (gemm/gemm_mma.h).
+    /// Bytes of shared memory, as `GemmFew` (gemm/gemm_few.h), `GemmStages` (gemm/gemm_wgmma.h) and
+    /// `GemmMmaStages` (gemm/gemm_mma.h) lay it out.
     pub fn shared(self, codec: Codec) -> u32 {
         let stage = self.width * 128 + 2 * codec.tile;
         let bytes = match self.method {
@@ -205,21 +205,21 @@ impl Tile {
         bytes as u32
     }
 
-    /// What `n_tiles` of `k_tiles` each take by a model of the time, in `n_splits` parts of K, on
-    /// so many multiprocessors. A unit is 4 cycles; fitted to the measurements in
-    /// `kernels/gemm/NOTES.md`.
+    /// Modelled time of `n_tiles` tiles on `n_processors` multiprocessors, in units of 4 cycles.
+    /// Each tile has `k_tiles` of K, in `n_splits` parts. The model is fitted to the measurements
+    /// in `kernels/gemm/NOTES.md`.
     fn cost(self, n_tiles: usize, k_tiles: usize, n_splits: usize, n_processors: usize) -> usize {
         let width = self.width;
-        // Before the first tile: its weights are on their way. Tiles of tensor cores fill longer
-        // pipelines.
+        // `begin` is the latency of the first weights. `unpacking` is the row count below which a
+        // tile costs as much as unpacking its weights.
         let (begin, unpacking) = match self.method {
             Method::Few(slabs) => {
                 let steps = k_tiles.div_ceil(8);
                 let rounds = n_tiles.div_ceil(n_processors * self.blocks_a_processor());
                 return 900
                     + match n_tiles > n_processors {
-                        // A block alone on its multiprocessor waits for its weights; two share the
-                        // way of theirs.
+                        // One block per multiprocessor is bound by the latency of its weights; two
+                        // share the bandwidth.
                         false => steps * (95 + 50 * slabs),
                         true => rounds * (steps * (10 + 160 * slabs + 13 * width / 2) + 150),
                     };
@@ -228,48 +228,48 @@ impl Tile {
             Method::Wgmma => (1300, 96),
         };
         let waves = (n_tiles * n_splits).div_ceil(n_processors);
-        // Below some rows, unpacking the weights takes longer than multiplying.
+        // A tile with few rows takes as long as unpacking its weights.
         let tile = 2 * (k_tiles / 2).div_ceil(n_splits) * width.max(unpacking) + 600 + 4 * width;
         let join = if n_splits > 1 { 300 + 6 * n_splits * width } else { 0 };
         begin + waves * (tile + join)
     }
 }
 
-/// A product's size, and the kernels that it may be launched with.
+/// A product with packed weights: its size, and the kernels that may compute it.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedProduct {
-    /// What its tiles are chosen from.
+    /// The family of kernels from which its tile is chosen.
     pub products: Products,
-    /// Of its weights.
+    /// The packed format of its weights.
     pub codec: Codec,
-    /// By tile: the number of its kernel.
+    /// Number of the kernel of each tile.
     pub kernels: [u32; MOST_TILES],
     /// Packed rows of weights.
     pub n_out: usize,
-    /// Tiles of 64 columns.
+    /// Number of tiles of 64 columns.
     pub k_tiles: usize,
-    /// The only tile to choose, to test it.
+    /// The only allowed tile, in tests; `None`: all are allowed.
     pub only: Option<usize>,
 }
 
-/// How a launch is cut.
+/// The tile and the grid of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Of [`Tile::all`].
+    /// Index of the tile in [`Tile::all`].
     pub tile: usize,
-    /// Parts of K.
+    /// Number of parts into which K is split.
     pub n_splits: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub n_blocks: usize,
 }
 
-/// Floats of partial sums that a launch may leave, for a GPU with so many multiprocessors.
+/// Most floats of partial sums of a launch, on a GPU with `n_processors` multiprocessors.
 pub fn partial_floats(n_processors: usize) -> usize {
     n_processors * 128 * 128
 }
 
 impl PackedProduct {
-    /// The cheapest cut for so many rows, by a model of the time.
+    /// The fastest cut for `n_rows` rows, by the model of [`Tile::cost`].
     pub fn cut(&self, n_rows: usize, n_processors: usize) -> Cut {
         let mut best = (usize::MAX, Cut { tile: 0, n_splits: 1, n_blocks: 1 });
         let allowed = |(index, _): &(usize, &Tile)| self.only.is_none_or(|only| only == *index);
@@ -293,34 +293,35 @@ impl PackedProduct {
         best.1
     }
 
-    /// A tile, and the number of its kernel.
+    /// The tile with this index, and the number of its kernel.
     pub fn kernel(&self, tile: usize) -> (Tile, u32) {
         (Tile::all(self.products)[tile], self.kernels[tile])
     }
 }
 
-/// What is grouped by expert: the rows of a step, once for each expert that they chose.
+/// Sizes of products with experts. A step's rows are grouped by expert, each row once for each
+/// expert that it uses.
 #[derive(Clone, Copy, Debug)]
 pub struct Experts {
-    /// What tiles are chosen from.
+    /// The family of kernels from which the tile is chosen.
     pub products: Products,
-    /// How many there are.
+    /// Number of experts.
     pub n: usize,
-    /// Of a row.
+    /// Number of experts of a row.
     pub k: usize,
-    /// The only tile to choose, to test it.
+    /// The only allowed tile, in tests; `None`: all are allowed.
     pub only: Option<usize>,
 }
 
 impl Experts {
-    /// Rows of the input of their products, at most: those of each expert begin at a multiple of 8.
+    /// Most rows of the grouped input. The rows of each expert begin at a multiple of 8.
     pub fn packed_rows(n: usize, k: usize, n_rows: usize) -> usize {
         n_rows * k + 7 * n
     }
 
-    /// The tile of all products of a step, of [`Tile::all`]: the cheapest for experts that are
-    /// chosen by chance, of whom most have no more than two deviations above the mean. Narrow tiles
-    /// cost what unpacking the weights does.
+    /// Index in [`Tile::all`] of the tile for all expert products of a step. It is the cheapest one
+    /// if rows choose experts at random: most experts then have at most the mean number of rows
+    /// plus two standard deviations. A narrow tile costs as much as unpacking its weights.
     pub fn tile(&self, n_rows: usize) -> usize {
         let mean = (n_rows * self.k) as f64 / self.n.max(1) as f64;
         let most = (mean + 2.0 * mean.sqrt()).ceil().max(1.0) as usize;
@@ -331,39 +332,40 @@ impl Experts {
         let tiles = Tile::all(self.products);
         let allowed = |index: &usize| match self.only {
             Some(only) => only == *index,
-            // Blocks there are enough.
+            // Experts give enough blocks without the smallest tile.
             None => tiles[*index].method != Method::Few(1),
         };
         (0..tiles.len()).filter(allowed).min_by_key(|index| cost(&tiles[*index])).unwrap_or(0)
     }
 }
 
-/// What is chosen of a command when it is launched, by the rows of the step.
+/// The choice that the launcher makes for a command, by the rows of the step.
 #[derive(Clone, Copy, Debug)]
 pub enum AtLaunch {
-    /// Nothing.
+    /// No choice.
     Nothing,
-    /// The tile of a product, and its parts of K.
+    /// The tile of a product, and the number of parts of K.
     Cut(PackedProduct),
     /// The tile of a product with the matrices of experts.
     Grouped(PackedProduct, Experts),
-    /// The rows of these tiles.
+    /// The rows of a tile, for the kernel that groups rows by expert.
     Width(Experts),
-    /// The row of the step that a persistent kernel of one row computes, if there are so many.
+    /// The one-row persistent kernel for this row of the step. It is skipped if the step has fewer
+    /// rows.
     Row(usize),
 }
 
 /// Matrices that are packed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Of the projection's matrices.
+    /// Indices of the matrices among those of the projection.
     pub matrices: Vec<usize>,
-    /// Rows of the gate and of up alternate.
+    /// True if rows of the gate and of up alternate.
     pub gate: bool,
 }
 
-/// The products of a projection: its matrices by what multiplies by them, `kinds`, each group in
-/// one launch.
+/// The matrices of a projection, grouped by `kinds`, the kernels that multiply by them. Each group
+/// is one launch.
 pub fn groups<K: PartialEq>(p: &Projection, kinds: &[K]) -> Vec<Group> {
     let same = kinds.iter().all(|kind| *kind == kinds[0]);
     if matches!(p.tail, Tail::Gate { .. }) && same && kinds.len() == 2 {
@@ -379,7 +381,7 @@ pub fn groups<K: PartialEq>(p: &Projection, kinds: &[K]) -> Vec<Group> {
     groups
 }
 
-/// Whether the epilogue of packed products has an activation, by its number.
+/// Returns true if the epilogue of packed products supports an activation.
 pub fn has_activation(kind: Activation) -> bool {
     match kind {
         Activation::Silu | Activation::GeluTanh | Activation::GeluErf | Activation::Relu => true,
@@ -387,7 +389,7 @@ pub fn has_activation(kind: Activation) -> bool {
     }
 }
 
-/// What all matrices of a group are packed to; `None`: they stay in planes.
+/// The packed format of all matrices of a group; `None`: they have only planes.
 pub fn codec_of(plan: &Plan, p: &Projection, group: &Group) -> Option<Codec> {
     let of = |index: usize| Codec::of(plan.weight(p.matrices[index].weight).block);
     let codec = of(group.matrices[0])?;
@@ -421,7 +423,7 @@ mod tests {
         (HOPPER[cut.tile].width, cut.n_splits)
     }
 
-    /// What was measured to be best (kernels/gemm/NOTES.md).
+    /// The widths and splits that were fastest in measurements (kernels/gemm/NOTES.md).
     #[test]
     fn long_prompts_get_the_widths_that_were_fastest() {
         assert_eq!(width(1024, 2048, 2048), (128, 1));
@@ -430,7 +432,7 @@ mod tests {
         assert_eq!(width(2048, 8192, 2048), (256, 1));
     }
 
-    /// Within 5 % of the fastest of those that were measured (kernels/gemm/NOTES.md).
+    /// The tiles are within 5 % of the fastest measured ones (kernels/gemm/NOTES.md).
     #[test]
     fn few_rows_get_the_tiles_that_were_fastest() {
         let tile = |n_out, n_cols, n_rows| HOPPER[product(n_out, n_cols).cut(n_rows, 132).tile];
@@ -477,14 +479,14 @@ mod tests {
             let experts = Experts { products: Products::Wgmma, n: 128, k: 8, only: None };
             HOPPER[experts.tile(n_rows)].width
         };
-        // 16 pairs an expert, 32, 64 and 128 on average.
+        // On average an expert has 16, 32, 64 and 128 rows.
         assert_eq!([256, 512, 1024, 2048].map(width), [32, 64, 96, 160]);
-        // An even split into several tiles, where none is wide enough.
+        // If no tile is wide enough, the rows of an expert are split evenly into several tiles.
         assert!([192, 256].contains(&width(16_384)));
         assert_eq!(Experts::packed_rows(128, 8, 100), 800 + 896);
     }
 
-    /// As ptxas counted them for the constants `gemm_wgmma_shared_q4_256` and others.
+    /// The sizes equal those that ptxas reported for `gemm_wgmma_shared_q4_256` and its siblings.
     #[test]
     fn shared_memory_is_what_the_kernels_ask_for() {
         let q4 = Codec { name: "q4", tile: 2304 };

@@ -1,4 +1,4 @@
-//! What differs between chips: rules of fusion, passes, thresholds. Data.
+//! Choices that differ between chips: fusion rules, passes, thresholds. This file holds data only.
 
 use crate::driver::Facts;
 use crate::products::{Products, WGMMA_SHARED};
@@ -10,22 +10,22 @@ use device_lower::fusion::{
 use device_lower::passes::{self, Pass};
 use device_lower::table::RowClass;
 
-/// KV types, the default first.
+/// Supported KV types, the default first.
 pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::Q8_0, KvType::Fp8, KvType::F32];
 
-/// By how many positions the longest sequence of a step of several rows in one launch may be longer
-/// than their mean. Each row has as many of the kernel's blocks as any other, where a launch for
-/// each unit shares them by positions.
+/// Most positions by which the longest sequence may exceed the mean, in a step of several rows that
+/// runs in one launch. The persistent kernel assigns the same number of blocks to each row, while
+/// separate launches share blocks by positions.
 const MOST_UNEVEN: usize = 16_384;
 
-/// Rows of a step that runs in one launch, at most.
+/// Most rows of a step that runs in one launch.
 const PERSISTENT_ROWS: usize = 8;
 
-/// Steps that one launch computes, at most.
+/// Most steps that one launch computes.
 const CHAINED_STEPS: usize = 4;
 
-/// Bytes of weights that such a launch reads, about: a millisecond and a half. Of larger models the
-/// time between launches is a small part.
+/// Most bytes of weights that a launch of several steps reads, about 1.5 ms. For larger models the
+/// time between launches matters little.
 const CHAINED_BYTES: u64 = 4 << 30;
 
 const RULES: &[Rule] = &[
@@ -38,7 +38,7 @@ const RULES: &[Rule] = &[
     QK_NORM_ROPE_KV_WRITE,
 ];
 
-/// Those whose units have kernels here.
+/// Passes whose units have CUDA kernels.
 const PASSES: &[Pass] =
     &[passes::LINEARS, passes::QUERIES, passes::EXPERT_PRODUCTS, passes::FACTORS, passes::INNER_NORMS];
 
@@ -49,72 +49,72 @@ pub struct Profile {
     pub rules: &'static [Rule],
     /// Passes from fused nodes to units, in order.
     pub passes: &'static [Pass],
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub n_processors: usize,
-    /// What multiplies several rows.
+    /// The family of kernels that multiply several rows.
     pub products: Products,
-    /// From how many rows on that is so.
+    /// Smallest class of rows that uses packed weights.
     pub packed_rows: RowClass,
-    /// The only tile of packed products, to test it; `None`: each launch takes the fastest.
+    /// The only tile of packed products, in tests; `None`: each launch uses the fastest.
     pub only_tile: Option<usize>,
-    /// Bytes of packed weights beside those that few rows are multiplied by, at most; of a model
-    /// that needs more there are none.
+    /// Most bytes of packed weights, in addition to the planes. A model that needs more has none.
     pub most_packed: u64,
-    /// Warps that keep the chip busy: a product of one row is spread over at least so many, if it
-    /// has as many columns.
+    /// Number of warps that keep the chip busy. A one-row product uses at least that many, if it
+    /// has enough output columns.
     pub n_warps: usize,
-    /// Blocks of attention that keep the chip busy, those of rows of few positions included, which
-    /// end at once.
+    /// Number of attention blocks that keep the chip busy. It allows for blocks of short rows,
+    /// which end at once.
     pub n_blocks: usize,
-    /// Positions from which a sequence is long: its positions are split over blocks.
+    /// Number of positions from which a sequence is long, so that blocks share its positions.
     pub long: usize,
-    /// Positions of a split, at least.
+    /// Fewest positions of a split.
     pub split_len: usize,
-    /// Blocks that share a row's positions, at most.
+    /// Most blocks that share a row's positions.
     pub most_splits: usize,
-    /// Rows of a step whose positions are split, at most.
+    /// Most rows of a step whose positions are split.
     pub most_split_rows: usize,
-    /// Whether a step of one row runs in one launch, where the plan allows it (`persistent.rs`).
+    /// True if a one-row step runs in one launch of a persistent kernel, if the plan allows it
+    /// (`persistent.rs`).
     pub persistent: bool,
-    /// Rows of a step of several that does, at most; 0 and 1: never.
+    /// Most rows of a step that runs in one launch; 0 or 1: no step of several rows does.
     pub persistent_rows: usize,
-    /// By how many positions the longest sequence of such a step may be longer than their mean.
+    /// Most positions by which the longest sequence of such a step may exceed the mean.
     pub most_uneven: usize,
-    /// Whether the kernels of such steps are compiled for a model's table where NVRTC is there
+    /// True if NVRTC, where it is installed, compiles persistent kernels for a model's own table
     /// (`persistent/fixed.rs`).
     pub fixed_tables: bool,
-    /// Whether there are such steps where the kernels of the shape of heads are no files: NVRTC,
-    /// which is there, compiles them.
+    /// True if persistent kernels also run head shapes without a kernel file. NVRTC, which must be
+    /// installed, compiles their kernels.
     pub other_shapes: bool,
-    /// Steps of one row, each of which goes on with the token that the one before chose, that such
-    /// a kernel computes in one launch, at most.
+    /// Most chained steps of one launch: one-row steps, each of which reads the token that the
+    /// previous one chose.
     pub chained_steps: usize,
-    /// Bytes of weights that such a launch reads, at most, if it has more than one step.
+    /// Most bytes of weights that a launch of several steps reads.
     pub chained_bytes: u64,
-    /// Bytes of packed weights that a token reads up to which that was measured to be faster than a
-    /// launch for each unit.
+    /// Most bytes of packed weights that a token reads with which a persistent kernel was measured
+    /// to be faster than a launch for each unit.
     pub most_persistent: u64,
-    /// The same where matrices are in F16 or BF16.
+    /// Like [`Self::most_persistent`], for plans with F16 or BF16 matrices.
     pub most_halves: u64,
-    /// Bytes of packed weights of all kinds up to which those of the persistent kernel are among
-    /// them.
+    /// Most bytes of packed weights of all kinds, with those of the persistent kernel. If they
+    /// exceed it, the persistent kernel is not used.
     pub most_copies: u64,
-    /// Bytes of shared memory that a block may ask for.
+    /// Most bytes of shared memory of a block.
     pub shared_bytes: u32,
-    /// Bytes of shared memory of attention by tiles, at most; 0: there is none.
+    /// Most bytes of shared memory of tiled attention; 0: the chip has no tiled attention.
     pub flash_bytes: u32,
-    /// Rows of a prompt that are computed together where nothing else limits them.
+    /// Prompt rows of a step, if nothing else limits them.
     pub prompt_chunk: usize,
-    /// Steps that may be in flight.
+    /// Most steps in flight.
     pub in_flight: usize,
-    /// Steps that are worth having in flight, but for chained ones.
+    /// Number of steps worth having in flight, if they are not chained.
     pub steps_ahead: usize,
-    /// Graphs that are kept.
+    /// Most graphs to keep.
     pub n_graphs: usize,
 }
 
 impl Profile {
-    /// For a GPU.
+    /// The profile of a GPU.
     pub fn new(facts: &Facts) -> Profile {
         let products = match facts.capability {
             (9, 0) if facts.shared_bytes >= WGMMA_SHARED => Products::Wgmma,
@@ -147,9 +147,9 @@ impl Profile {
             most_copies: facts.memory / 2,
             shared_bytes: facts.shared_bytes,
             flash_bytes: if facts.capability >= (8, 0) { facts.shared_bytes } else { 0 },
-            // Tiles of fewer rows do not keep all multiprocessors busy.
+            // Chunks of fewer rows do not keep all multiprocessors busy.
             prompt_chunk: if products == Products::Wgmma { 2048 } else { 512 },
-            // While a launch runs, the next one is waiting.
+            // The next launch is queued while one runs.
             in_flight: 2 * CHAINED_STEPS,
             steps_ahead: 4,
             n_graphs: 64,
@@ -159,7 +159,7 @@ impl Profile {
 
 #[cfg(test)]
 impl Profile {
-    /// Of an H100, for tests without a GPU.
+    /// The profile of an H100, for tests without a GPU.
     pub(crate) fn hopper() -> Profile {
         Profile::new(&Facts {
             name: "test".to_owned(),

@@ -1,11 +1,9 @@
-//! [`CudaProgram`]: the memory, the tables, and the steps that are written, launched and waited
-//! for.
+//! [`CudaProgram`] and its machine: memory, tables, and the launches of steps.
 //!
-//! A step's numbers are written into a pinned region of its own; the first work of a step copies
-//! them to the one step buffer of the GPU, in the order of the stream, so that tables have constant
-//! addresses and a table of the same sizes is the same graph. The tokens that outputs choose go to
-//! a buffer of their own, where embeddings and penalties of later steps find them, and to pinned
-//! memory.
+//! The host writes a step into a pinned region of its own. The first kernel of the step copies the
+//! region to the GPU's step buffer, in the order of the stream. All steps share that buffer, so that
+//! tables hold constant addresses and steps of the same sizes share a graph. Chosen tokens are
+//! stored in pinned memory, and in a GPU buffer that embeddings and penalties of later steps read.
 
 mod chain;
 mod launch;
@@ -55,7 +53,7 @@ pub struct Sizes {
     pub scratch: Scratch,
     /// Bytes of the largest logits.
     pub logits: usize,
-    /// Bytes of the kept values of a plan, the most of all plans.
+    /// Most bytes of the kept values of a plan.
     pub kept: usize,
 }
 
@@ -75,14 +73,14 @@ pub struct CudaMachine {
     kv: KvLayout,
     limits: Limits,
     step: StepLayout,
-    /// Positions from which a sequence is long.
+    /// Number of positions from which a sequence is long.
     long: usize,
     /// Notes on steps, by ticket modulo the steps in flight.
     noted: Vec<Noted>,
     /// Events of launched steps, by ticket modulo the steps in flight. `None`: the step is held
     /// back, shares the launch of an earlier step, or was waited for.
     running: Vec<Option<Event>>,
-    /// The last steps in flight, where these are not launched yet: one launch will compute them.
+    /// The newest steps in flight that are not launched yet. One launch will compute them.
     held: Vec<Begun>,
     /// Events that no step uses.
     events: Vec<Event>,
@@ -93,12 +91,12 @@ pub struct CudaMachine {
     graphs: Graphs,
     memory: Memory,
     steps_address: u64,
-    /// Copies to `results`: the source, and the range of bytes there. Reserved at load.
+    /// Copies to `results`: the source, and the range of bytes in `results`. Reserved at load.
     downloads: Vec<(Address, Range<usize>)>,
     pools: Vec<Pool>,
     kernels: Arc<Kernels>,
     profile: Profile,
-    /// The GPU's place in a group, whose memory commands name.
+    /// The GPU's place in a group. It owns memory whose addresses commands contain.
     rank: Option<Arc<Rank>>,
     _lookup: Lookup,
     weights: Weights,
@@ -106,7 +104,7 @@ pub struct CudaMachine {
     _persistent: Option<PersistentWeights>,
     /// The phases of the plans that the persistent kernels run.
     _phases: Vec<Buffer>,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     n_processors: usize,
 }
 
@@ -119,7 +117,7 @@ struct Functions {
 }
 
 impl Functions {
-    /// Loads kernels, those that must be compiled side by side.
+    /// Loads kernels. Those without machine code are compiled in parallel.
     fn load(kernels: &Kernels, list: &KernelList) -> Result<Functions> {
         let step_load = ("step_load.cu".to_owned(), "step_load".to_owned(), 0);
         kernels.prepare(&list.names.iter().chain([&step_load]).map(|(file, ..)| file.clone()).collect())?;
@@ -134,7 +132,7 @@ impl Functions {
     }
 }
 
-/// What the tables of all plans are compiled from.
+/// The inputs that the tables of all plans share.
 struct Inputs<'a> {
     device: &'a CudaDevice,
     limits: &'a Limits,
@@ -155,7 +153,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// Compiles a plan; with `persistent`, also steps in one launch.
+    /// Compiles a plan; with `persistent`, also the tables of steps in one launch.
     fn add(
         &mut self,
         inputs: &Inputs<'_>,
@@ -197,8 +195,8 @@ impl Tables {
     }
 }
 
-/// Graphs for each plan at least: the segments of a model on two devices are many plans, and a step
-/// needs a graph of each.
+/// Fewest graphs to keep per plan. The segments of a model on two devices are many plans, and each
+/// step needs a graph of every segment.
 const GRAPHS_A_PLAN: usize = 4;
 
 impl CudaMachine {
@@ -317,7 +315,7 @@ impl Machine for CudaMachine {
 
     const NAME: &'static str = NAME;
     const COPIES_IN_ORDER: bool = true;
-    /// Graphs are kept by the sizes of steps.
+    /// False, since graphs are found by the sizes of steps.
     const COUNTS_SPANS: bool = false;
 
     fn plans(&self) -> &[CompiledPlan<Commands>] {
@@ -336,7 +334,7 @@ impl Machine for CudaMachine {
         self.wholes[step.plan].takes(step)
     }
 
-    /// The steps of two launches, where one launch computes several steps.
+    /// The steps of two launches, if a launch computes several steps; else those of the profile.
     fn steps_ahead(&self, n_sequences: usize) -> Option<usize> {
         let chained = self.wholes.iter().map(Whole::chained_steps).max().unwrap_or(1);
         let of_launches = if n_sequences == 1 { 2 * chained } else { 0 };
@@ -377,8 +375,7 @@ impl Machine for CudaMachine {
     }
 
     fn launch(&mut self, step: &Step, begun: &Begun, is_busy: bool) -> Result<u64> {
-        // While the GPU has something to do, a step waits for those that its launch may compute
-        // too.
+        // While the GPU is busy, a step is held back for later ones that can share its launch.
         if self.noted(begun).chained.is_some() && is_busy {
             self.held.push(*begun);
         } else {
@@ -412,7 +409,7 @@ impl Machine for CudaMachine {
 
     fn wait(&mut self, work: u64) -> Result<()> {
         let place = self.place(work);
-        // Whoever waits for the first step of a launch waits for all.
+        // Waiting for the first step of a launch waits for all of them.
         let Some(event) = self.running[place].take() else { return Ok(()) };
         let result = event.wait();
         self.events.push(event);
@@ -494,7 +491,7 @@ impl Machine for CudaMachine {
 
     fn close(&mut self) {
         if self.context.enter().is_ok() {
-            // An error is reported nowhere: nobody waits for these steps.
+            // The error is dropped, since nobody waits for these steps any more.
             let _ = self.context.finish();
         }
     }

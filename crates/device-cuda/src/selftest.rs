@@ -1,5 +1,5 @@
-//! What a user can run to see whether this machine's GPU gives right answers: every case that
-//! devices are tested with, against the reference interpreter.
+//! Tests that a user can run to check this machine's GPU: every case of the device tests, compared
+//! with the reference interpreter.
 
 mod decoders;
 mod one_launch;
@@ -12,17 +12,17 @@ use device::{Device, Numerics, OpKind};
 use device_check::{Case, check_cases, check_op_cases, compare_chunks};
 use weights::BlockType;
 
-/// What this device's arithmetic needs of a case.
+/// Tolerance of a case for this device's arithmetic.
 ///
-/// Sums in other orders and exponentials good to a few units in the last place stay within a few
-/// times what f32 needs in any order. With few rows, quantised weights meet activations rounded to
-/// 1/127 of the largest of 32: an error of some 0.7 % of a product's size, five times that at the
-/// worst of thousands of products, and as much again in each of the layers that follow. With many
-/// rows, weights and activations are rounded to halves: 2^-11 of each factor.
+/// Other orders of sums, and exponentials exact to a few units in the last place, stay within a few
+/// times the tolerance of f32. With few rows, quantised weights are multiplied by activations that
+/// are rounded to 1/127 of the largest of 32. This error is about 0.7 % of a product, five times
+/// that in the worst of thousands of products, and each later layer adds as much. With many rows,
+/// weights and activations are rounded to F16: 2^-11 of each factor.
 pub fn tolerance(case: &Case) -> f32 {
     let decoded = case.block == BlockType::I16_ROWS || BlockType::GGUF_EXTRA.contains(&case.block);
     match case.kind {
-        // Convolutions, whose matrices are halves.
+        // Convolutions, whose matrices are in F16.
         OpKind::Unfold => 4.0 * case.tolerance + 5e-3,
         _ if case.block == BlockType::F32 => 4.0 * case.tolerance,
         _ if case.block.is_float() || decoded => 4.0 * case.tolerance + 5e-3,
@@ -31,11 +31,11 @@ pub fn tolerance(case: &Case) -> f32 {
     }
 }
 
-/// A name, and a check of it.
+/// A promise of programs: its name, and its check.
 pub type Promise = (&'static str, fn(&CudaDevice) -> Result<(), String>);
 
-/// What programs promise of steps, by name: links, choices, refusals, values that can be read;
-/// commits; bits that do not depend on company.
+/// The promises of programs, by name: steps (links, choices, refusals, readable values), commits,
+/// replaced plans, and results that do not depend on other rows of a step.
 pub const PROMISES: [Promise; 4] = [
     ("steps", |device| device_check::check_steps(device, 0.1).map(|_| ())),
     ("commits", |device| device_check::check_commits(device)),
@@ -43,7 +43,7 @@ pub const PROMISES: [Promise; 4] = [
     ("deterministic rows", deterministic),
 ];
 
-/// A row is the same bits whether it comes alone or in a chunk.
+/// Checks that a row gives the same bits alone and in a chunk.
 fn deterministic(device: &CudaDevice) -> Result<(), String> {
     let mut failures = Vec::new();
     for mut case in check_op_cases() {
@@ -56,7 +56,7 @@ fn deterministic(device: &CudaDevice) -> Result<(), String> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
-/// The kinds of Ops that there are cases of.
+/// The kinds of Ops that have test cases.
 pub fn kinds() -> Vec<OpKind> {
     let mut kinds: Vec<OpKind> = Vec::new();
     for case in check_op_cases() {
@@ -67,15 +67,15 @@ pub fn kinds() -> Vec<OpKind> {
     kinds
 }
 
-/// Whether a kind of Op has kernels that split positions.
+/// Returns true if a kind of Op has kernels that split positions.
 pub fn may_split(kind: OpKind) -> bool {
     matches!(kind, OpKind::Attention | OpKind::CrossAttention | OpKind::Fused)
 }
 
-/// Run the cases of a kind of Op. Gives their number.
+/// Runs the cases of a kind of Op, and returns their number.
 ///
 /// # Errors
-/// Those that failed, a line each.
+/// Some cases failed; with a line for each.
 pub fn check_kind(device: &CudaDevice, kind: OpKind) -> Result<usize, String> {
     let cases: Vec<Case> = check_op_cases().into_iter().filter(|case| case.kind == kind).collect();
     check_cases(device as &dyn Device, cases, tolerance)

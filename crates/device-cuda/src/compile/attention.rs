@@ -1,4 +1,4 @@
-//! Heads on their way to the cache, and what reads it.
+//! Attention: norm and RoPE of heads, stores to the KV cache, and the Ops that read it.
 
 use super::primitives::interleaved;
 use super::{Call, Draft, ONE, blocks, each, failed};
@@ -10,22 +10,22 @@ use device_lower::fields::{AttentionOf, HeadChain, RopeOf};
 use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::{Heads, Queries};
 
-/// Columns of a head, at most (heads.cuh, attention/decode.cuh).
+/// Most columns of a head (heads.cuh, attention/decode.cuh).
 const MOST_COLUMNS: usize = 640;
 
-/// Kernels that take rows by tiles, for keys and values of each type.
+/// A family of attention kernels that process rows in tiles, one for each KV type.
 struct Tiled {
-    /// Prefix of the names of files and kernels, before the type and the columns.
+    /// Prefix of the names of files and kernels, before the KV type and the columns of a head.
     name: &'static str,
     n_threads: u32,
     /// Queries of a tile.
     n_queries: u32,
-    /// Columns of a head and bytes of shared memory.
+    /// Pairs: columns of a head, and bytes of shared memory of its kernel.
     heads: &'static [(usize, u32)],
 }
 
-/// One query head a block, by `mma` (attention_flash/prefill.cuh). Over Q8_0 and FP8 pages heads
-/// have a multiple of 64 columns.
+/// Kernels with one query head per block, by `mma` (attention_flash/prefill.cuh). Over Q8_0 and FP8
+/// pages the columns of a head must be a multiple of 64.
 const MMA: Tiled = Tiled {
     name: "flash",
     n_threads: 128,
@@ -33,7 +33,8 @@ const MMA: Tiled = Tiled {
     heads: &[(64, 36864), (80, 45056), (96, 53248), (128, 69632), (256, 101_376)],
 };
 
-/// All query heads of a KV head together, by `wgmma` (attention_flash/warpgroups.cuh).
+/// Kernels with all query heads of a KV head in one block, by `wgmma`
+/// (attention_flash/warpgroups.cuh).
 const WGMMA: Tiled = Tiled {
     name: "wgmma",
     n_threads: 256,
@@ -41,7 +42,7 @@ const WGMMA: Tiled = Tiled {
     heads: &[(64, 65536), (128, 131_072), (256, 196_608)],
 };
 
-/// A kernel of attention.
+/// An attention kernel.
 struct Kernel {
     file: String,
     name: String,
@@ -66,14 +67,14 @@ impl Draft<'_> {
             && q.rope == chains.k.rope
             && self.row(q, &chains.k, chains.v, chains.layer, attention)?
         {
-            // The positions of long sequences are split over blocks.
+            // Long sequences need the kernels that split positions over blocks.
             self.when = When::Long;
             let result = self.heads(Some(q), &chains.k, chains.v, chains.layer);
             let result = result.and_then(|()| self.attend_layer(q.end, chains.layer, attention));
             self.when = When::Always;
             return result;
         }
-        // One kernel turns both, if they turn alike.
+        // One kernel applies RoPE to q and k if both use the same parameters.
         match q.filter(|q| q.rope != chains.k.rope) {
             Some(q) => {
                 self.heads(None, &chains.k, chains.v, chains.layer)?;
@@ -93,7 +94,7 @@ impl Draft<'_> {
         self.attend_layer(queries.q.end, queries.layer, &queries.attention)
     }
 
-    /// Norm and rotation of query heads by themselves.
+    /// Adds norm and RoPE of the query heads as separate commands.
     fn queries(&mut self, q: &HeadChain, layer: KvLayerId) -> Result<()> {
         let head_dim = self.c.plan.kv.layer(layer).head_dim;
         let mut x = q.x;
@@ -105,8 +106,8 @@ impl Draft<'_> {
         self.rope(&Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out: q.end })
     }
 
-    /// Heads and attention of one row in one kernel, where no sequence is long. False: there is
-    /// none for this, and nothing was added.
+    /// Adds one kernel for heads and attention of a single row, for steps without long sequences.
+    /// Returns false, and adds nothing, if no such kernel fits.
     fn row(
         &mut self,
         q: &HeadChain,
@@ -123,7 +124,7 @@ impl Draft<'_> {
         if self.class(rows) != RowClass::One || c.is_deterministic() || !is_f16 || is_cross || q.escapes {
             return Ok(false);
         }
-        // Lanes that take a position, 8 columns each (attention/row.cuh).
+        // Lanes per position, with 8 columns each (attention/row.cuh).
         let lanes = [8, 16, 32].into_iter().find(|lanes| head_dim <= 8 * lanes);
         let Some(lanes) = lanes.filter(|_| head_dim.is_multiple_of(8)) else { return Ok(false) };
         let arguments = RowArguments {
@@ -269,7 +270,7 @@ impl Draft<'_> {
         }
     }
 
-    /// The parts of a step that all attentions read, for one block a row.
+    /// Arguments that all attention kernels share: the addresses of a step's parts, with one split.
     fn attention_places(&self) -> AttentionArguments {
         let c = self.c;
         AttentionArguments {
@@ -285,14 +286,14 @@ impl Draft<'_> {
 
     fn attend(&mut self, kernel: &Kernel, when: When, out: ValueId, arguments: AttentionArguments) {
         let grid = [Extent::Fixed(kernel.heads as u32), Extent::Fixed(arguments.n_splits), each(kernel.rows)];
-        // With splits the merge writes the value.
+        // With several splits the merge kernel writes `out`.
         let written = [out];
         let writes = if arguments.n_splits == 1 { &written[..] } else { &[] };
         let call = Call::new(&kernel.file, kernel.rows, grid, 128, writes);
         self.push(Call { name: &kernel.name, when, ..call }, &arguments);
     }
 
-    /// Arguments for a layer over pages, with positions not split.
+    /// Arguments of attention to a layer's pages, with one split.
     fn attention_arguments(
         &self,
         q: ValueId,
@@ -344,7 +345,7 @@ impl Draft<'_> {
             self.attend(&kernel, When::Always, of.out, whole);
             return Ok(());
         }
-        // Encoder states are as many in every step.
+        // The number of encoder states is constant, so the choice is made here.
         let (short, long) = match n_states {
             0 => (Some(When::Short), Some(When::Long)),
             n if n > c.profile.long => (None, Some(When::Always)),
@@ -366,8 +367,8 @@ impl Draft<'_> {
 }
 
 impl Draft<'_> {
-    /// Attention by tiles on tensor cores, where the chip and the head allow it. False: nothing was
-    /// added.
+    /// Adds tiled attention on tensor cores, if the chip and the head's columns allow it. Returns
+    /// false if nothing was added.
     fn flash(
         &mut self,
         head_dim: usize,
@@ -376,7 +377,7 @@ impl Draft<'_> {
         arguments: AttentionArguments,
     ) -> bool {
         let c = self.c;
-        // Those tiles do not add what keys are stored without.
+        // Tiled kernels do not add biases that were subtracted from stored keys.
         if of.chunked || arguments.pages.known != 0 {
             return false;
         }
@@ -396,8 +397,7 @@ impl Draft<'_> {
             Some(_) => (arguments.pages.n_kv_heads, of.n_heads as u32 / arguments.pages.n_kv_heads),
             None => (of.n_heads as u32, 1),
         };
-        // A span's tiles are its own: no more than one for each span and one for each tile's number
-        // of queries.
+        // Spans do not share tiles: there are at most rows / queries of a tile, plus one per span.
         let n_experts = c.limits.max_spans as u32;
         let tiles = Extent::Tiles { rows, k: heads_a_block, pairs: tiled.n_queries, n_experts };
         let (grid, writes) = ([Extent::Fixed(n_blocks), tiles, ONE], [of.out]);
@@ -409,7 +409,7 @@ impl Draft<'_> {
     }
 }
 
-/// Columns of a head that a lane has, of those that kernels are made for.
+/// Smallest number of columns per lane, among those with kernels, that covers a head.
 fn columns_of_lane(head_dim: usize) -> Result<usize> {
     match [2, 4, 8, 16, 20].into_iter().find(|columns| head_dim <= 32 * columns) {
         Some(columns) => Ok(columns),

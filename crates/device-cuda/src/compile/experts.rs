@@ -19,7 +19,7 @@ use device_lower::lifetimes::max_rows;
 use device_lower::table::{Extent, RowClass};
 use device_lower::units::Unit;
 
-/// Experts of a row, at most, where their products take one launch (linear/gemv_one.cuh).
+/// Most experts of a row whose products run in one launch (linear/gemv_one.cuh).
 const ONE_EXPERTS: usize = 64;
 
 impl Draft<'_> {
@@ -55,8 +55,8 @@ impl Draft<'_> {
         is_one && !stored.kind.is_float() && self.c.cols(ids) <= ONE_EXPERTS
     }
 
-    /// The products of one row's experts with rows of their own, and the sum of these, in one
-    /// launch; false: there is no kernel for them.
+    /// Adds one launch for a single row: the product of each of its experts with that expert's
+    /// input, and the weighted sum of the products. Returns false if no kernel fits.
     fn sum_of_one(
         &mut self,
         x: ValueId,
@@ -71,7 +71,7 @@ impl Draft<'_> {
         let of_stack = [MatrixOf { weight: stack, bias: None, out }];
         let matrices = [self.matrix(&of_stack[0], true)?];
         let (stored, MatrixArguments { n_out, .. }) = matrices[0];
-        // A group of columns is of one expert.
+        // A group of 32 columns must belong to one expert.
         if !stored.n_cols.is_multiple_of(32) || !self.are_of_one(rows, ids, stored) {
             return Ok(false);
         }
@@ -102,7 +102,7 @@ impl Draft<'_> {
         Ok(true)
     }
 
-    /// From packed stacks: rows in the order of their experts, on tensor cores.
+    /// Adds products with packed stacks on tensor cores, with rows grouped by expert.
     fn grouped(
         &mut self,
         p: &Product,
@@ -121,14 +121,14 @@ impl Draft<'_> {
                 n_rows: 0,
                 k: k as u32,
                 n_experts: experts.n as u32,
-                // Chosen when it is launched.
+                // The launcher sets it.
                 width: 0,
                 ids: c.value(ids)?,
                 pairs,
                 tiles,
                 n_tiles,
             };
-            // As many warps as have room for a number for each expert.
+            // Each warp needs a counter for each expert in shared memory.
             let n_warps = (MOST_SHARED / (4 * experts.n as u32)).saturating_sub(1).clamp(1, 32);
             let call = Call::new("gemm/input.cu", rows, [ONE; 3], 32 * n_warps, &[]);
             let shared = 4 * experts.n as u32 * (n_warps + 1);
@@ -144,7 +144,7 @@ impl Draft<'_> {
         let (name, threads) = rows_input(input.n_cols);
         let call = Call::new("gemm/input.cu", rows, [grid, ONE, ONE], threads, &[]);
         self.push(Call { name, ..call }, &input);
-        // This overwrites the rows of a projection in scratch.
+        // The grouped input overwrites a projection's rows in scratch.
         self.is_tiled = false;
         let arguments = GemmArguments {
             n_out: pack.n_out as u32,
@@ -168,8 +168,8 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Products with the matrices of each row's experts: of many rows in the order of the experts,
-    /// of few a block has one pair of a row and an expert.
+    /// Adds products with the matrices of each row's experts. Many rows are grouped by expert; with
+    /// few rows each block computes one pair of a row and an expert.
     fn experts(
         &mut self,
         x: ValueId,

@@ -1,4 +1,4 @@
-//! Products with weights: of few rows by GEMV, of many on tensor cores.
+//! Products with weights: GEMV for few rows, tensor cores for many.
 
 use super::primitives::activation;
 use super::{Call, Draft, ONE, blocks, each, failed};
@@ -19,44 +19,44 @@ pub(super) const TAIL_STORE: u32 = 0;
 pub(super) const TAIL_ADD: u32 = 1;
 pub(super) const TAIL_GATE: u32 = 2;
 
-/// Warps of a block of GEMV.
+/// Warps per block of GEMV.
 pub(super) const WARPS: usize = 8;
 
 /// Columns and rows of a tile of GEMM.
 const TILE: usize = 64;
 
-/// Warps of a block of GEMV of one row (`ONE_WARPS`, linear/gemv_one.cuh).
+/// Warps per block of one-row GEMV (`ONE_WARPS`, linear/gemv_one.cuh).
 pub(super) const ONE_WARPS: usize = 16;
 
-/// Rows of a matrix in F32 that is small, at most; rows and columns of a tile of its product
+/// Most rows of a small F32 matrix; then rows and columns of a tile of its product
 /// (linear/small.cuh).
 const MOST_SMALL: u32 = 4096;
 const SMALL_ROWS: u32 = 32;
 const SMALL_COLUMNS: usize = 16;
 
-/// Rows of such a matrix, as of a router's, up to which 2 to 32 rows of the input are multiplied as
-/// one is: with a block for each result.
+/// Most rows of a small F32 matrix, such as a router's, for which 2 to 32 input rows use the kernel
+/// of one row: a block for each result.
 const MOST_ROUTER: u32 = 512;
 
-/// Bytes of shared memory of GEMV: rows in 8 bits with their scales, or in f32.
+/// Bytes of shared memory of GEMV, for input rows in 8 bits with scales, then for rows in f32.
 pub(super) const STAGED: u32 = 1024 * 40;
 pub(super) const STAGED_FLOATS: u32 = 8192 * 4;
 
-/// Weights of a product of one row from which on two blocks a multiprocessor are faster than one
-/// (kernels/linear/NOTES.md).
+/// Number of weights from which a one-row product is faster with two blocks per multiprocessor than
+/// with one (kernels/linear/NOTES.md).
 const LARGE: usize = 12 << 20;
 
-/// Bytes of shared memory that a block has on every chip without asking for more.
+/// Bytes of shared memory that a block has on every chip without raising the kernel's limit.
 pub(super) const MOST_SHARED: u32 = 48 << 10;
 
-/// The distribution of a product of one row over the chip (linear/gemv_one.cuh).
+/// Distribution of a one-row product over the chip (linear/gemv_one.cuh).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spread {
-    /// Columns that a team of warps makes at a time.
+    /// Output columns that a team of warps computes at a time.
     pub(super) set: usize,
-    /// Groups of 32 of K that a lane takes of each.
+    /// Groups of 32 of K that a lane reads for each column.
     pub(super) steps: usize,
-    /// Warps of a team: each has a part of K.
+    /// Warps of a team, each of which reads one part of K.
     pub(super) k_parts: usize,
     pub(super) n_blocks: usize,
     /// Bytes of shared memory.
@@ -64,12 +64,12 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// The fastest by a model of the chain of instructions; `None`: K is too long.
+    /// The fastest distribution by a model of the instruction chain; `None`: K is too long.
     fn of_one_row(n_columns: usize, n_in: usize, n_processors: usize) -> Option<Spread> {
         Self::of_sets(&[1, 2, 4], n_columns, n_in, n_processors)
     }
 
-    /// With one of so many columns in a set.
+    /// The fastest distribution whose `set` is one of `sets`; `None`: K is too long.
     pub(super) fn of_sets(
         sets: &[usize],
         n_columns: usize,
@@ -77,8 +77,8 @@ impl Spread {
         n_processors: usize,
     ) -> Option<Spread> {
         let groups = n_in.div_ceil(32);
-        // With many weights bytes decide: twice as many blocks, with less in registers each, have
-        // more on their way.
+        // Large products are bound by memory: twice the blocks, with fewer registers each, keep
+        // more loads in flight.
         let is_large = n_columns * n_in >= LARGE;
         let n_blocks = if is_large { 2 * n_processors } else { n_processors };
         let n_blocks = n_blocks.min(n_columns.div_ceil(4)).max(1);
@@ -93,12 +93,12 @@ impl Spread {
                 continue;
             }
             for &set in sets {
-                // Of the largest block: whole sets, and whole pairs.
+                // Columns of the largest block: whole sets, and whole pairs.
                 let unit = set.max(2);
                 let columns = n_columns.div_ceil(unit).div_ceil(n_blocks) * unit;
                 let rounds = columns.div_ceil(set).div_ceil(ONE_WARPS / k_parts);
-                // Instructions of a step for each column and beside that, of the sum over lanes, of
-                // a round.
+                // Instructions of a round: 25 per column and 12 more in each step, 12 per column
+                // for the sum over lanes, and 20 of the round itself.
                 let cost = rounds * (steps * (25 * set + 12) + 12 * set + 20);
                 if best.is_none_or(|(least, _)| cost < least) {
                     let shared = (k_parts * (32 * steps * 40 + 4 * columns)) as u32;
@@ -110,7 +110,7 @@ impl Spread {
     }
 }
 
-/// One product on its way: matrices of one kind that read the same rows.
+/// One product to compile: matrices of one kind that read the same rows.
 #[derive(Clone, Copy)]
 pub(super) struct Product<'a> {
     pub(super) x: ValueId,
@@ -120,14 +120,14 @@ pub(super) struct Product<'a> {
     pub(super) tail: u32,
     pub(super) activation: u32,
     pub(super) residual: Option<ValueId>,
-    /// With a tail that has one result.
+    /// The result, if the tail has a single one.
     pub(super) out: Option<ValueId>,
     pub(super) writes: &'a [ValueId],
     pub(super) weight_bytes: u64,
 }
 
-/// The kernel that brings rows of so many columns to where products on tensor cores read them, and
-/// its threads (gemm/input.cu).
+/// The kernel that converts rows of `n_cols` columns to the input layout of tensor cores, and its
+/// threads per block (gemm/input.cu).
 pub(super) fn rows_input(n_cols: u32) -> (&'static str, u32) {
     match n_cols {
         0..=1024 => ("rows_input_1024", 128),
@@ -138,7 +138,7 @@ pub(super) fn rows_input(n_cols: u32) -> (&'static str, u32) {
 }
 
 impl Draft<'_> {
-    /// A matrix with its bias and, where its product is stored, the place of that.
+    /// A matrix with its bias; with `store`, also with the address of its product.
     pub(super) fn matrix(&self, of: &MatrixOf, store: bool) -> Result<(Stored, MatrixArguments)> {
         let weight = self.c.plan.weight(of.weight);
         let Some((stored, arguments)) = self.c.weights.matrix(weight) else {
@@ -233,7 +233,7 @@ impl Draft<'_> {
         let rows = self.c.rows(p.x);
         let class = self.class(rows);
         let kind = p.matrices[0].0.kind;
-        // A matrix in F32 is a small one whose precision matters.
+        // F32 matrices are small and need f32 precision.
         let exact = kind == Kind::Block(BlockType::F32) || self.c.is_deterministic();
         if class >= self.c.profile.packed_rows
             && !exact
@@ -244,7 +244,7 @@ impl Draft<'_> {
         self.planes_product(&p, rows, class, kind, exact)
     }
 
-    /// From the planes that `weights` made.
+    /// Adds a product that reads the planes of `weights`.
     fn planes_product(
         &mut self,
         p: &Product,
@@ -269,8 +269,8 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// A matrix in F32 by itself, such as a router's, with one row or many; false: it takes another
-    /// kernel.
+    /// Adds the product of a single small F32 matrix, such as a router's, with any number of rows.
+    /// Returns false if another kernel must compute it.
     fn small_product(
         &mut self,
         arguments: &LinearArguments,
@@ -298,7 +298,7 @@ impl Draft<'_> {
         true
     }
 
-    /// A product of one row, or of one row and its experts, with a block a multiprocessor.
+    /// Adds the product of one row, or of one row's experts, spread over the multiprocessors.
     pub(super) fn gemv_one(
         &mut self,
         mut arguments: LinearArguments,
@@ -319,7 +319,7 @@ impl Draft<'_> {
         self.push(Call { name: &name, shared, weight_bytes: p.weight_bytes, ..call }, &arguments);
     }
 
-    /// Columns that a warp makes, of so many; each has its own row of a matrix.
+    /// Number of the `n` output columns that one warp computes. Each column is a row of a matrix.
     pub(super) fn columns_of_warp(&self, n: usize, gate: bool) -> usize {
         match n {
             n if n / 4 >= self.c.profile.n_warps => 4,
@@ -352,7 +352,7 @@ impl Draft<'_> {
         self.push(Call { name: &name, shared, weight_bytes: p.weight_bytes, ..call }, &arguments);
     }
 
-    /// From packed weights, on tensor cores.
+    /// Adds a product with packed weights on tensor cores.
     fn packed(&mut self, p: &Product, rows: RowCount, pack: &Pack, weights: Address) -> Result<()> {
         let c = self.c;
         let (x, x_scales) = (c.scratch_place(HALVES), c.scratch_place(SCALES));
@@ -386,7 +386,7 @@ impl Draft<'_> {
             k_tiles,
             row_groups,
             y_stride: of(0).n_out,
-            // Chosen when it is launched.
+            // The launcher sets it.
             n_splits: 1,
             epilogue: p.tail,
             activation: p.activation,
@@ -400,7 +400,7 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// The input of packed products, but for its size.
+    /// Arguments of the kernel that writes the input of packed products, without its size.
     pub(super) fn input(&self, p: &Product) -> Result<InputArguments> {
         let c = self.c;
         Ok(InputArguments {
@@ -415,7 +415,7 @@ impl Draft<'_> {
         })
     }
 
-    /// A product from packed weights, with each kernel that it may be launched with.
+    /// Adds a product with packed weights, and each kernel that the launcher may choose for it.
     pub(super) fn push_packed(
         &mut self,
         p: &Product,
@@ -478,8 +478,8 @@ impl Draft<'_> {
 mod tests {
     use super::*;
 
-    /// What linear/gemv_one.cuh asks for: all of K, teams within a block, and the shared memory of
-    /// the largest block.
+    /// The requirements of linear/gemv_one.cuh: all of K is covered, a team fits a block, and
+    /// shared memory suffices for the largest block.
     #[test]
     fn one_row_is_spread_over_all_of_k() {
         for n_columns in [1, 7, 64, 1024, 2048, 3072, 16_384, 151_936] {
@@ -500,7 +500,7 @@ mod tests {
             }
         }
         let of = |n, k| Spread::of_one_row(n, k, 132).map(|s| (s.set, s.steps, s.k_parts, s.n_blocks));
-        // The fastest of those that were measured (kernels/linear/NOTES.md).
+        // The fastest measured distributions (kernels/linear/NOTES.md).
         assert_eq!(of(16_384, 2048), Some((1, 2, 1, 264)));
         assert_eq!(of(2048, 8192), Some((1, 2, 4, 264)));
         assert_eq!(of(6144, 1024), Some((4, 1, 1, 132)));

@@ -1,4 +1,4 @@
-//! The kernels of single Ops: norms, element-wise Ops, spans, choosing.
+//! The kernels of single Ops: norms, element-wise Ops, Ops over spans, and the choice of tokens.
 
 use super::{Call, Draft, ONE, blocks, each, failed};
 use crate::arguments::{
@@ -39,17 +39,17 @@ pub(super) fn interleaved(style: RopeStyle) -> u32 {
     }
 }
 
-/// Columns of a head that `rope` turns, at most (rope.cu).
+/// Most columns of a head to which `rope` applies RoPE (rope.cu).
 const MOST_ROPE_COLUMNS: usize = 1024;
 
-/// Values of a row that fill a block of a collective (collective.cu).
+/// Values per block of a collective (collective.cu).
 const COLLECTIVE_VALUES: usize = 1024;
 
-/// Rows of a state, at most (scan.cuh).
+/// Most rows of a state (scan.cuh).
 const MOST_STATE_ROWS: usize = 512;
 
 impl Draft<'_> {
-    /// A kernel whose signature is the same on every GPU.
+    /// Adds a kernel whose signature is the same on every GPU.
     fn element(&mut self, of: &Signature) -> Result<()> {
         let c = self.c;
         let address = |source: Option<Source>| match source {
@@ -169,7 +169,7 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Heads whose states are matrices: a block for each head and span.
+    /// Adds a scan over heads whose states are matrices: one block per head and span.
     fn scan(&mut self, file: &str, arguments: ScanArguments, state: StateId, out: ValueId) -> Result<()> {
         let c = self.c;
         if arguments.rows as usize > MOST_STATE_ROWS {
@@ -190,7 +190,7 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// A kernel that looks at spans, by blocks of columns.
+    /// Adds a kernel over spans, with one block per group of columns.
     fn of_spans(
         &mut self,
         file: &str,
@@ -214,8 +214,8 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// A collective of the ranks of the GPU's group. The class of rows sets the number of blocks,
-    /// which is the same on each rank.
+    /// Adds a collective of the GPU's group. The class of rows sets the number of blocks, so that
+    /// it is the same on each rank.
     fn collective(&mut self, kind: CollectiveKind, x: ValueId, out: ValueId) -> Result<()> {
         let c = self.c;
         let Some(rank) = &c.places.rank else { return failed(format!("{kind} on a GPU without a group")) };
@@ -232,7 +232,7 @@ impl Draft<'_> {
             ..Default::default()
         };
         let most = self.class(rows).most().unwrap_or(usize::MAX).min(max_rows(c.limits, rows));
-        // Many rows are moved in fours of neighbouring values.
+        // With many rows a thread moves four neighbouring values at once.
         let many = self.class(rows) == RowClass::Many && cols.is_multiple_of(4);
         let name = match (kind, many) {
             (CollectiveKind::AllReduce, false) => "all_reduce",
@@ -430,7 +430,8 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Biases, masks and penalties on logits, the best token, and one at random.
+    /// Adds the kernels that apply biases, masks and penalties to logits, and that choose the best
+    /// or a random token.
     fn choose(&mut self, x: ValueId) -> Result<()> {
         let c = self.c;
         let (rows, cols) = (c.rows(x), c.cols(x));

@@ -1,4 +1,4 @@
-//! What a GPU is.
+//! Properties of a GPU.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -7,20 +7,20 @@ use device::Result;
 
 use super::{check, failed};
 
-/// What a GPU reports about itself.
+/// Facts that a GPU reports about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// `NVIDIA H200`
+    /// The GPU's name, such as `NVIDIA H200`.
     pub name: String,
     /// Compute capability: 9.0 is `(9, 0)`.
     pub capability: (u32, u32),
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub n_processors: usize,
-    /// CUDA's version that the driver knows: 12080 is 12.8.
+    /// Newest CUDA version that the driver supports: 12080 is 12.8.
     pub driver: i32,
-    /// Bytes of shared memory that a block may ask for.
+    /// Most bytes of shared memory of a block.
     pub shared_bytes: u32,
-    /// Bytes of memory.
+    /// Bytes of the GPU's memory.
     pub memory: u64,
 }
 
@@ -28,7 +28,7 @@ impl Facts {
     /// The architecture that kernels are compiled for.
     pub fn architecture(&self) -> String {
         let (major, minor) = self.capability;
-        // These have instructions that only code for exactly them may use.
+        // Architectures 9.0 and 10.0 have instructions that only code with the suffix `a` may use.
         let suffix = if matches!((major, minor), (9 | 10, 0)) { "a" } else { "" };
         format!("sm_{major}{minor}{suffix}")
     }
@@ -38,24 +38,24 @@ pub(super) fn facts(device: sys::CUdevice) -> Result<Facts> {
     use sys::CUdevice_attribute as A;
     let attribute = |which: A| -> Result<u32> {
         let mut value = 0;
-        // SAFETY: writes an integer; the device exists.
+        // SAFETY: `device` exists; the driver writes the live integer `value`.
         check(unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) }, "a property of the GPU")?;
         Ok(value as u32)
     };
     let mut name = [0 as c_char; 256];
-    // SAFETY: writes at most as many bytes, ending in 0.
+    // SAFETY: the driver writes at most `name.len()` bytes, and ends them with 0.
     check(unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device) }, "the GPU's name")?;
     let mut driver = 0;
-    // SAFETY: writes an integer.
+    // SAFETY: the driver writes the live integer `driver`.
     check(unsafe { sys::cuDriverGetVersion(&mut driver) }, "the driver's version")?;
     if attribute(A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? == 0 {
         return failed("the driver cannot map memory in parts (virtual memory management)".to_owned());
     }
     let mut memory = 0;
-    // SAFETY: writes an integer; the device exists.
+    // SAFETY: `device` exists; the driver writes the live integer `memory`.
     check(unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) }, "the GPU's memory")?;
     Ok(Facts {
-        // SAFETY: the driver wrote a string that ends in 0 within the array.
+        // SAFETY: `cuDeviceGetName` wrote a string that ends in 0 within `name`.
         name: unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned(),
         capability: (
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,

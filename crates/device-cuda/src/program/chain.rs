@@ -1,19 +1,18 @@
-//! Steps of one launch. Where a step of one row goes on with the token that the step before chose,
-//! the kernel can go on by itself: nothing has to be launched between the two, and the weights of
-//! the second one's first layer are on their way while the first one's head is multiplied. So while
-//! a launch is in flight, such steps are held back until there are as many as a launch takes, or
-//! until one of them is waited for.
+//! Chained steps: several steps in one launch. If a one-row step reads the token that the previous
+//! step chose, the same launch can compute both. It saves the time between launches, and loads the
+//! weights of the next step's first layer while the head of this one is multiplied. While a launch
+//! is in flight, such steps are held back until they fill a launch or one of them is waited for.
 
 use super::CudaMachine;
 use device::{Result, Step};
 use device_gpu::inputs::Begun;
 
-/// The place of a step of one row, whose token the kernel chooses as the best, in its sequence.
+/// The place in its sequence of a one-row step whose kernel chooses the best token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chained {
     /// Position of its row in its sequence.
     position: u32,
-    /// The step whose first output is its token; `None`: it is known.
+    /// Ticket of the step whose first output chooses this step's token; `None`: the host wrote it.
     from: Option<u64>,
 }
 
@@ -25,7 +24,7 @@ impl Chained {
 }
 
 impl CudaMachine {
-    /// The place of a step that may share a launch; `None`: it may not.
+    /// The place of a step in its sequence; `None`: the step may not share a launch.
     pub(super) fn chained(&self, step: &Step, begun: &Begun) -> Option<Chained> {
         let (plan, whole) = (&self.plans[begun.plan], &self.wholes[begun.plan]);
         let sizes = &begun.sizes;
@@ -77,8 +76,8 @@ mod tests {
         let at = |position, from| Chained { position, from };
         let (before, ticket) = (at(7, None), 3);
         assert!(at(8, Some(3)).follows(&before, ticket));
-        // The token is known already or was chosen by another step, or the position is not the next
-        // one.
+        // These steps do not follow: the token is known, another step chose it, or the position is not
+        // the next one.
         for other in [at(8, None), at(8, Some(2)), at(7, Some(3)), at(9, Some(3))] {
             assert!(!other.follows(&before, ticket), "{other:?}");
         }

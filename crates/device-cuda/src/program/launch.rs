@@ -1,4 +1,4 @@
-//! Launching: a step's commands one by one, as a graph, or each by itself to be timed.
+//! Launches of a step's commands: one by one, as a graph, or each between timed events.
 
 use super::CudaMachine;
 use super::noted::N_COPIES;
@@ -12,21 +12,21 @@ use device_gpu::machine::{Machine, masks_at};
 use device_lower::table::StepSizes;
 use std::ops::Range;
 
-/// Offset of the number of parts of K in a product's arguments.
+/// Offset of `n_splits` in the arguments of a product, in bytes.
 const N_SPLITS: usize = std::mem::offset_of!(GemmArguments, n_splits);
 
-/// Offset of the rows of a tile in the arguments of experts' tiles.
+/// Offset of `width` in the arguments of the kernel that groups rows by expert, in bytes.
 const WIDTH: usize = std::mem::offset_of!(ExpertTilesArguments, width);
 
 /// Steps with more rows than this are launched in parts, so that they can be stopped early.
 const LONG_STEP: usize = 1024;
 
-/// Parts of a long step that somebody may stop.
+/// Parts of a long step that its caller may stop.
 const PARTS: usize = 8;
 
-/// Graphs by what decides which commands run on how many blocks: a plan and the sizes of a step.
+/// Graphs by plan and sizes of a step, which decide the commands and their blocks.
 pub(super) struct Graphs {
-    /// Entries in no order.
+    /// Entries, unordered.
     entries: Vec<Entry>,
     most: usize,
     clock: u64,
@@ -35,7 +35,7 @@ pub(super) struct Graphs {
 struct Entry {
     plan: usize,
     sizes: StepSizes,
-    /// `None`: launched once, command by command. The second launch records a graph.
+    /// `None` after the first launch, which is command by command. The second launch records it.
     graph: Option<Graph>,
     used: u64,
 }
@@ -68,8 +68,8 @@ impl CudaMachine {
             copies6,
             copies7,
         };
-        // Blocks for each range: the way over the bus and back is what a range takes, and so all go
-        // it together.
+        // A range takes about one round trip over the bus. Blocks of their own for all ranges overlap
+        // these round trips.
         let n_blocks = n_words.div_ceil(256).clamp(1, 64);
         self.context.launch(
             self.functions.step_load,
@@ -81,8 +81,8 @@ impl CudaMachine {
         )
     }
 
-    /// Rows of a command. A step without outputs has none for what follows its selection: there a
-    /// launch of a fixed size would read which experts to use from memory that nothing wrote.
+    /// Number of rows of a command. In a step without outputs, commands after the selection of output
+    /// rows have none and must not be launched: they would read expert ids that nothing wrote.
     fn rows_of_command(&self, begun: &Begun, index: usize) -> usize {
         let commands = self.table(begun.plan, &begun.sizes);
         let n_rows = commands.rows[index].count(begun.sizes.n_rows, begun.sizes.n_outputs);
@@ -92,7 +92,7 @@ impl CudaMachine {
         }
     }
 
-    /// Launch one command.
+    /// Launches one command.
     fn launch_command(&self, begun: &Begun, index: usize, blocks: [u32; 3], start: Start) -> Result<()> {
         let commands = self.table(begun.plan, &begun.sizes);
         let command = &commands.table.commands()[index];
@@ -103,7 +103,7 @@ impl CudaMachine {
             return self.failed(format!("{} bytes of arguments", parameters.len()));
         };
         place.copy_from_slice(parameters);
-        // Every argument struct begins with it.
+        // Every argument struct begins with `n_rows`.
         let n_rows = self.rows_of_command(begun, index) as u32;
         place[..4].copy_from_slice(&n_rows.to_le_bytes());
         let packed = |product: &PackedProduct, tile: usize, n_blocks: usize, place: &[u8]| {
@@ -130,7 +130,7 @@ impl CudaMachine {
                 arguments.page_table += 4 * u64::from(of_sequence);
                 usual(bytemuck::bytes_of(&arguments))
             }
-            // Any number of blocks computes every tile there is.
+            // Any number of blocks computes all tiles.
             AtLaunch::Grouped(product, experts) => {
                 let index = experts.tile(n_rows as usize);
                 let n_blocks = self.n_processors * product.kernel(index).0.blocks_a_processor();
@@ -154,9 +154,10 @@ impl CudaMachine {
     fn launch_commands(&self, begun: &Begun, range: Range<usize>) -> Result<()> {
         let Commands { table, together, .. } = self.table(begun.plan, &begun.sizes);
         let runs = table.runs(&begun.sizes).skip_while(|run| run.index < range.start);
-        // The first one after the step's numbers are there: all others may read these, and what
-        // earlier steps wrote, before they wait for the one before them. Kernels before that of one
-        // launch read none so early.
+        // The first command waits until the step is copied to the GPU. Later ones start early: they may
+        // read the step's numbers and the results of earlier steps before they wait for the previous
+        // command. In steps of one launch the first command starts early too, since it reads neither
+        // before it waits.
         let mut start = if begun.sizes.whole && range.start == 0 { Start::Early } else { Start::After };
         let runs = runs.take_while(|run| run.index < range.end);
         for run in runs.filter(|run| self.rows_of_command(begun, run.index) > 0) {
@@ -166,15 +167,16 @@ impl CudaMachine {
         Ok(())
     }
 
-    /// A step's numbers and the commands of a range of its table.
+    /// Copies a step to the GPU, and launches a range of its commands.
     pub(super) fn launch_range(&self, begun: &Begun, range: Range<usize>) -> Result<()> {
         self.load_step(begun)?;
         self.launch_commands(begun, range)
     }
 
-    /// All of a step's commands, as a graph if such a step has come before. A long one that
-    /// somebody may stop is launched in parts, and asked about between them. While the GPU runs one
-    /// of them, the next is launched. What follows the masks is launched when these are there.
+    /// Launches all commands of a step, as a graph if a step of these sizes came before. A long step
+    /// that its caller may stop is launched in parts; between them the caller is polled. While the GPU
+    /// runs one part, the next is launched. Commands that need masks are launched once the masks are
+    /// written.
     pub(super) fn launch_whole(&mut self, step: &Step, begun: &Begun) -> Result<Event> {
         self.with_event(|program| match step.stop.is_some() && begun.sizes.n_rows > LONG_STEP {
             true => program.launch_parts(step, begun),
@@ -203,13 +205,13 @@ impl CudaMachine {
         }
     }
 
-    /// The first command that needs the step's masks, where it has any.
+    /// Index of the first command that needs the step's masks; past all commands if it has none.
     fn masks_at(&self, begun: &Begun) -> usize {
         masks_at(&self.table(begun.plan, &begun.sizes).table, &begun.sizes)
     }
 
-    /// What comes after the step's graph: choices among the tokens that masks allow. While the GPU
-    /// computes logits, the host computes masks.
+    /// Launches the commands after the step's graph, which choose among the tokens that masks allow.
+    /// The host computes the masks while the GPU computes logits.
     fn launch_masked(&mut self, step: &Step, begun: &Begun) -> Result<()> {
         if !begun.sizes.masks {
             return Ok(());
@@ -248,15 +250,15 @@ impl CudaMachine {
         }
         self.events.extend(running);
         if result.is_err() {
-            // Nothing of the step may still run when its caller hears of it.
+            // The step must not run any more when its caller receives the error.
             self.context.finish()?;
         }
         result
     }
 
-    /// The commands up to those that need masks. The few of a step of one launch are launched one
-    /// by one: a graph begins only when all before it is done, its first kernel begins while what
-    /// is before it ends.
+    /// Launches the commands before those that need masks. The few commands of a step in one launch are
+    /// not recorded as a graph: a graph starts only when all work before it is done, but a single
+    /// kernel can start while the previous one ends.
     pub(super) fn launch_graph(&mut self, begun: &Begun) -> Result<()> {
         let end = self.masks_at(begun);
         if begun.sizes.whole {
@@ -293,7 +295,7 @@ impl CudaMachine {
         Ok(())
     }
 
-    /// Each command between two events of its own.
+    /// Launches each command between two timed events.
     pub(super) fn launch_timed(&self, begun: &Begun, before: usize, timings: &mut Vec<Timing>) -> Result<()> {
         let table = &self.table(begun.plan, &begun.sizes).table;
         let (first, from, to) =

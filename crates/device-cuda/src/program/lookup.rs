@@ -1,4 +1,4 @@
-//! Numbers that kernels look up: biases of keys, and the heads of CrossScores.
+//! Constant data that kernels look up: biases of keys, and lists of heads of CrossScores.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use device::{Limits, Op, Plan, Result};
 /// key_bias.cuh).
 const MOST_BIASED_COLUMNS: usize = 256;
 
-/// These numbers on the GPU.
+/// Constant data of a program on the GPU.
 pub(super) struct Lookup {
     /// Lists of heads, with their offsets from `heads` in words.
     pub lists: Vec<(Vec<usize>, usize)>,
@@ -22,7 +22,7 @@ pub(super) struct Lookup {
 }
 
 impl Lookup {
-    /// Uploads the numbers of plans.
+    /// Uploads the constant data of plans.
     ///
     /// # Errors
     /// Memory was refused.
@@ -55,7 +55,7 @@ fn known_keys(plans: &[Plan], limits: &Limits) -> Vec<Option<Vec<u32>>> {
     known.map(|(index, known)| known.filter(|_| fits(index)).map(|known| known.words().collect())).collect()
 }
 
-/// The lists of heads of CrossScores with their offsets in the words of all lists, and these words.
+/// The lists of heads of CrossScores, each with its offset in words, and the words of all lists.
 fn head_lists(plans: &[Plan]) -> (Vec<(Vec<usize>, usize)>, Vec<u32>) {
     let (mut lists, mut words): (Vec<(Vec<usize>, usize)>, Vec<u32>) = (vec![], vec![]);
     for op in plans.iter().flat_map(Plan::primitives) {

@@ -16,7 +16,7 @@ pub(super) struct Memory {
     pub states: Option<Buffer>,
     /// A region for each step that may be in flight.
     pub steps: Pinned,
-    /// The chosen tokens, as the GPU reports them.
+    /// The copy of the chosen tokens that the GPU writes for the host.
     pub host_chosen: Pinned,
     /// Results of the last step that was waited for: logits, then the kept values of its plan.
     pub results: Pinned,

@@ -1,4 +1,4 @@
-//! Notes on a step that only CUDA's launches need.
+//! Data of a step in flight that only CUDA launches need.
 
 use super::CudaMachine;
 use super::chain::Chained;
@@ -8,10 +8,10 @@ use device::Step;
 use device_gpu::arguments::Bias;
 use device_gpu::inputs::Begun;
 
-/// Ranges of a region that are copied to the GPU.
+/// Most ranges of a region that are copied to the GPU.
 pub(super) const N_COPIES: usize = 8;
 
-/// Notes on a step in flight.
+/// Launch data of a step in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Noted {
     /// Ranges of its region that the GPU needs, in words.
@@ -39,7 +39,7 @@ impl CudaMachine {
         &self.noted[self.place(begun.ticket)]
     }
 
-    /// Notes a step whose region was written.
+    /// The notes on a step whose region was just written.
     pub(super) fn note(&self, step: &Step, begun: &Begun) -> Noted {
         Noted {
             copies: self.copies(step, begun),
@@ -75,7 +75,7 @@ impl CudaMachine {
             let (first_word, end) = ((start / 4) as u32, (start + len).div_ceil(4) as u32);
             let joins = |last: Copy| n == N_COPIES || first_word - (last.first_word + last.n_words) <= GAP;
             if n > 0 && joins(copies[n - 1]) {
-                // The last takes all that is left.
+                // The last range covers all remaining parts.
                 copies[n - 1].n_words = end - copies[n - 1].first_word;
             } else {
                 copies[n] = Copy { first_word, n_words: end - first_word };

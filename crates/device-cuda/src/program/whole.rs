@@ -1,5 +1,5 @@
-//! Steps in one launch of a persistent kernel, or in one for each of their rows: which they are,
-//! and their tables.
+//! Steps that run in one launch of a persistent kernel, or in one launch per row: their tables, and
+//! the conditions that a step must meet.
 
 use crate::arguments::PersistentPhase;
 use crate::compile::{Commands, Compiler, KernelList, PersistentAddresses};
@@ -9,24 +9,24 @@ use crate::persistent::{FIXED, Persistent, PersistentWeights, Rows, fixed_file};
 use device::{Result, Step};
 use device_lower::table::RowClass;
 
-/// Of a plan. By default it has no such steps.
+/// Tables of a plan's steps that run in persistent kernels. The default has no such steps.
 #[derive(Default)]
 pub(super) struct Whole {
-    /// By class of rows.
+    /// Tables by class of rows.
     tables: Vec<Commands>,
-    /// Rows of a step, at most.
+    /// Most rows of a step.
     most_rows: usize,
-    /// By how many positions the longest sequence may be longer than the mean of a step's rows.
+    /// Most positions by which the longest sequence may exceed the mean of a step's rows.
     most_uneven: usize,
-    /// The file of the kernel of one row, if a launch of it can compute several steps, and how
-    /// many.
+    /// File of the one-row kernel, and the most steps of a launch. `None`: a launch computes one step.
     chaining: Option<(String, usize)>,
     /// The windows of the plan's layers.
     windows: Vec<usize>,
 }
 
 impl Whole {
-    /// Of what the kernels run of a plan. `phases`: their table, and where it lies on the GPU.
+    /// Compiles the tables of a plan. `phases` are the phases of its kernels, and their address on the
+    /// GPU.
     ///
     /// # Errors
     /// Something has no kernel.
@@ -63,34 +63,36 @@ impl Whole {
                 tables.push(compiler.persistent_table(persistent, class, &file, &addresses, list)?);
             }
         }
-        // Rows that take a launch each do not share its blocks.
+        // With a launch for each row, rows do not share blocks, so that any lengths are allowed.
         let most_uneven = if persistent.several.is_ok() { compiler.profile.most_uneven } else { usize::MAX };
         Ok(Whole { tables, most_rows, most_uneven, chaining, windows: persistent.windows() })
     }
 
-    /// Learn which files the compiler refused: these have the code of the general kernels.
+    /// Disables chaining if the compiler refused the kernel's file, which then has the code of the
+    /// general kernel.
     pub(super) fn refuse(&mut self, refused: &[String]) {
         self.chaining.take_if(|(file, _)| refused.iter().any(|refused| refused.starts_with(file.as_str())));
     }
 
-    /// Steps of one row that a launch computes, at most.
+    /// Most one-row steps of a launch.
     pub(super) fn chained_steps(&self) -> usize {
         self.chaining.as_ref().map_or(1, |(_, n)| *n)
     }
 
-    /// Whether a step at this position of a sequence may share a launch with that at the next.
+    /// Returns true if a step at this position of a sequence may share a launch with the step at the
+    /// next position.
     pub(super) fn chains_at(&self, position: u32) -> bool {
         Persistent::has_same_tiles(&self.windows, position as usize)
     }
 
-    /// The table of steps of so many rows; `None`: none of them runs in one launch.
+    /// The table of steps of `n_rows` rows; `None`: no such step runs in persistent kernels.
     pub(super) fn table(&self, n_rows: usize) -> Option<&Commands> {
         let has_rows = (1..=self.most_rows).contains(&n_rows);
         self.tables.get(RowClass::of(n_rows) as usize).filter(|_| has_rows)
     }
 
-    /// Whether a step runs so: it has few rows, each of them an output, and no sequence is much
-    /// longer than the others.
+    /// Returns true if a step runs in persistent kernels: it has few rows, each of them an output, and
+    /// no sequence is much longer than the mean.
     pub(super) fn takes(&self, step: &Step) -> bool {
         let n_rows = step.tokens.len();
         let longest = step.spans.iter().map(device::Span::end).max().unwrap_or(0);
@@ -126,9 +128,9 @@ mod tests {
         let ends: Vec<usize> = pair.spans.iter().map(device::Span::end).collect();
         assert_eq!(ends, [32, 6]);
         assert!(takes(&with(13), &pair) && !takes(&with(12), &pair));
-        // One row has nobody beside it, and rows of one sequence are alike.
+        // A single row equals the mean, and so do the rows of one sequence.
         assert!(takes(&with(0), &one) && takes(&with(0), &sequences.step(&[(1, 3)])));
-        // Two rows of the longer one.
+        // Two rows of the longer sequence, one of the shorter.
         let three = sequences.step(&[(0, 2), (2, 1)]);
         assert_eq!(three.spans.iter().map(device::Span::end).collect::<Vec<_>>(), [34, 7]);
         assert!(takes(&with(9), &three) && !takes(&with(8), &three));
@@ -141,14 +143,14 @@ mod tests {
         assert!(takes(&whole, &sequences.step(&[(0, 2)])));
         assert!(takes(&whole, &sequences.step(&[(0, 2), (1, 1)])));
         assert!(!takes(&whole, &sequences.step(&[(0, 3), (1, 2)])));
-        // Rows that are no outputs, another order of outputs, none at all.
+        // Steps are refused if a row is no output, if outputs are in another order, or without outputs.
         let with = |outputs: Vec<u32>| pair.clone().with_outputs(outputs, BEST_AND_LOGITS);
         assert!(takes(&whole, &with(vec![0, 1])));
         for outputs in [vec![], vec![0], vec![1], vec![1, 0]] {
             assert!(!takes(&whole, &with(outputs.clone())), "{outputs:?}");
         }
         assert!(!takes(&whole, &OwnedStep::default()));
-        // What the profile, the plan or its limits do not have.
+        // Steps are refused if the profile, the plan or its limits exclude them.
         assert!(!takes(&Whole { most_rows: 1, ..whole }, &pair));
         assert!(!takes(&Whole::default(), &one));
     }

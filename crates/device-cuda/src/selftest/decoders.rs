@@ -1,7 +1,7 @@
-//! Small decoders of odd shapes, mixtures of experts among them, which the persistent kernels take.
+//! Small decoders of odd shapes, with and without experts, that the persistent kernels can run.
 //!
-//! Past 600 lines: most are lists of decoders, each with a shape, a type or an option that the
-//! others do not have.
+//! This file has over 600 lines because it lists many decoders. Each tests a shape, a type or an
+//! option that the others lack.
 
 use device::{
     Activation, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, RopeStyle, RouterGroups, ValueId,
@@ -9,7 +9,7 @@ use device::{
 use device_check::{AttentionOptions, BEST_AND_LOGITS, Case, PlanBuilder, Sequences, limits};
 use weights::BlockType;
 
-/// What a mixture has instead of the network of a decoder.
+/// Configuration of a mixture of experts, which replaces the feed-forward network of a decoder.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)] // Said by the names.
 pub struct Experts {
@@ -17,26 +17,27 @@ pub struct Experts {
     pub n_used: usize,
     pub ffn: usize,
     pub block: BlockType,
-    /// Of the router.
+    /// Type of the router's matrix.
     pub router: BlockType,
-    /// Of the router's product. Spread so that which experts are chosen seldom hangs on roundings.
+    /// True if the router's product has a bias. It spreads the scores, so that rounding seldom changes
+    /// the chosen experts.
     pub bias: bool,
     pub normalise: bool,
     pub factor: f32,
-    /// Factors of each expert.
+    /// True if each expert has a factor.
     pub scales: bool,
-    /// Scores are sigmoids, with biases of the choice, weights that sum to 2.5 and no factors.
+    /// True if scores are sigmoids, with biases for the choice, weights that sum to 2.5 and no factors.
     pub sigmoid: bool,
-    /// Of sigmoids.
+    /// True if experts are chosen by groups. It needs `sigmoid`.
     pub groups: bool,
-    /// The first layer is dense.
+    /// True if the first layer is dense.
     pub first_dense: bool,
-    /// Biases of all three matrices, and a clamped gate.
+    /// True if all three matrices have biases, and the gate is clamped.
     pub biases: bool,
 }
 
 impl Experts {
-    /// One that the persistent kernel takes.
+    /// A small mixture that the persistent kernel can run.
     pub const SMALL: Experts = Experts {
         n: 8,
         n_used: 2,
@@ -53,7 +54,7 @@ impl Experts {
         biases: false,
     };
 
-    /// What the chosen experts make of `x`; the type of their last matrix.
+    /// Adds the mixture with input `x`, and returns its output. `down` is the type of the last matrix.
     fn add_to(
         self,
         b: &mut PlanBuilder,
@@ -89,18 +90,17 @@ impl Experts {
     }
 }
 
-/// Types of some matrices of every second layer, from the first on, as files that mix types have
-/// them.
+/// Types of some matrices in every second layer, from the first on, as in files that mix types.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)] // Said by the names.
 pub struct Mix {
     pub k: BlockType,
     pub v: BlockType,
-    /// Of experts too.
+    /// Type of down, also of experts.
     pub down: BlockType,
 }
 
-/// What a decoder has. `residual`: its columns.
+/// Configuration of a decoder. `residual` is the number of columns of the residual.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)] // Said by the names.
 pub struct Decoder {
@@ -114,28 +114,28 @@ pub struct Decoder {
     pub block: BlockType,
     pub mix: Option<Mix>,
     pub head: BlockType,
-    /// Of the table of embeddings.
+    /// Type of the embedding table.
     pub embedding: BlockType,
     pub bias: bool,
-    /// Of products that are added to the residual, but for experts.
+    /// True if products that are added to the residual have a bias, except those of experts.
     pub added_bias: bool,
     pub head_norms: bool,
     pub post_norms: bool,
-    /// Every second layer has a window of 40 positions, and no rotation.
+    /// True if every second layer has a window of 40 positions and no RoPE.
     pub windows: bool,
     pub softcap: Option<f32>,
-    /// Of logits.
+    /// Softcap of the logits.
     pub cap: Option<f32>,
     pub sinks: bool,
     pub style: RopeStyle,
     pub activation: Activation,
-    /// Of the pages.
+    /// KV type of the pages.
     pub kv_type: KvType,
     pub experts: Option<Experts>,
 }
 
 impl Decoder {
-    /// One that the persistent kernel takes.
+    /// A small decoder that the persistent kernel can run.
     pub const SMALL: Decoder = Decoder {
         residual: 320,
         head_dim: 64,
@@ -162,19 +162,19 @@ impl Decoder {
         experts: None,
     };
 
-    /// Its plan. The output rows are selected after the last attention.
+    /// The decoder's plan. The output rows are selected after the last attention.
     pub fn plan(self, seed: u64) -> Plan {
         self.build(PlanBuilder::new(seed, self.n_vocab))
     }
 
-    /// The same with matrices of zero bytes.
+    /// Like [`Self::plan`], with matrices of zero bytes.
     #[cfg(test)]
     pub fn blank_plan(self) -> Plan {
         self.build(PlanBuilder::blank(self.n_vocab))
     }
 
-    /// Whether some matrix is in F16 or BF16: the kernel of several rows then runs steps of one row
-    /// too.
+    /// Returns true if some matrix is in F16 or BF16. The kernel for several rows then also runs
+    /// one-row steps.
     pub fn has_halves(self) -> bool {
         let mixed = self.mix.into_iter().flat_map(|mix| [mix.k, mix.v, mix.down]);
         mixed.chain([self.block, self.head]).any(BlockType::is_float)
@@ -243,7 +243,7 @@ impl Decoder {
         Limits { kv_type: self.kv_type, ..limits(&plan.kv) }
     }
 
-    /// What rounding of keys and values may move.
+    /// Largest effect of the rounding of keys and values on the results.
     fn rounding(self) -> f32 {
         match self.kv_type {
             KvType::Fp8 => 7e-2,
@@ -252,9 +252,10 @@ impl Decoder {
         }
     }
 
-    /// A prompt, single tokens, another sequence beside it, single tokens again; then rows of up to
-    /// 8 sequences, of a mixture of up to 4: at the start, and without experts on both sides of a
-    /// page's end and beyond the window.
+    /// The test case of this decoder: single tokens, a prompt, a second sequence in the same step, and
+    /// single tokens again. Then come steps with rows of several sequences and several rows of one
+    /// sequence. Without experts they also cover both sides of a page's end, and positions beyond the
+    /// window.
     pub(super) fn case(self, seed: u64) -> Case {
         let plan = self.plan(seed);
         let limits = self.limits(&plan);
@@ -282,7 +283,7 @@ impl Decoder {
                 &[(6, 1)],
                 &[(6, 1), (3, 1)],
                 &[(4, 2), (2, 1)],
-                // Rows of one sequence, over the ends of pages and of tiles of 16 positions.
+                // Several rows of a sequence, across the ends of pages and of tiles of 16 positions.
                 &[(5, 8)],
                 &[(7, 3), (5, 5)],
                 &[(5, 2), (7, 5), (2, 1)],
@@ -291,17 +292,17 @@ impl Decoder {
                 &[(5, 1)],
             ]);
         } else {
-            // Few rows: the more there are, the likelier is one whose experts hang on roundings.
+            // Few rows, since with many rows rounding is likely to change the experts of one of them.
             spans.extend([&[(1, 1), (0, 1)][..], &[(2, 1), (4, 1), (1, 1)], &[(3, 4)], &[(4, 2)], &[(0, 1)]]);
             spans.extend([&[(5, 1), (2, 1), (0, 1), (6, 1), (3, 1)][..], &[(7, 8)]]);
         }
-        // The prompt gives nothing: what comes after its selection has no rows.
+        // The prompt has no outputs, so that commands after the selection of outputs have no rows.
         let prompt = |step: OwnedStep| step.with_outputs(vec![], BEST_AND_LOGITS);
         let steps = spans.into_iter().map(|spans| sequences.step(spans)).enumerate();
         let steps = steps.map(|(index, step)| if index == 2 { prompt(step) } else { step }).collect();
         let name = format!("decoder {seed} {self:?}");
-        // Such decoders hand over activations of 10 bits instead of 8: their results may be off by
-        // a third as much, 0.05, which `tolerance` makes of this.
+        // Kernels for F16 and BF16 exchange activations with 10 bits instead of 8. The allowed error is
+        // a third, 0.05, which `selftest::tolerance` computes from this value.
         let (block, tolerance) = match self.has_halves() {
             true => (BlockType::F16, (0.045 + self.rounding()) / 4.0),
             false => (self.block, self.rounding()),
@@ -310,15 +311,15 @@ impl Decoder {
     }
 }
 
-/// Every shape of heads, codec and option of the persistent kernel, over F16 pages and over those
-/// of Q8_0 and FP8; then some with rows that 128 blocks share equally, some that mix types, some in
-/// F16 and BF16, and some whose heads have kernels that are written for them.
+/// All test decoders. They cover every head shape, codec and option of the persistent kernel, over
+/// F16, Q8_0 and FP8 pages. Others have rows that 128 blocks share equally, mixed types, F16 and
+/// BF16 matrices, or head shapes whose kernels are generated.
 pub fn decoders() -> Vec<Decoder> {
     let of = |kv_type: KvType| decoders_over_f16().into_iter().map(move |of| Decoder { kv_type, ..of });
-    // The kernel does not read keys that are stored without their bias.
+    // The persistent kernel cannot read keys whose bias was subtracted before the store.
     let over_bytes =
         [KvType::Q8_0, KvType::Fp8].into_iter().flat_map(of).map(|of| Decoder { bias: false, ..of });
-    // More groups of rows a block than registers hold, in odd numbers too.
+    // Blocks have more groups of rows than registers hold, also in odd numbers.
     let wide = Decoder { n_kv_heads: 8, n_layers: 1, ..Decoder::SMALL };
     let large = [
         Decoder { residual: 2048, n_heads: 32, ffn: 5120, ..wide },
@@ -334,8 +335,8 @@ pub fn decoders() -> Vec<Decoder> {
         .collect()
 }
 
-/// What kernels that are files lack: codecs, sinks, biases of what is added and of experts, clamped
-/// gates.
+/// Decoders with features that kernel files lack: rare codecs, sinks, biases of added products and of
+/// experts, clamped gates.
 fn rare_decoders() -> Vec<Decoder> {
     use BlockType::*;
     let small = Decoder::SMALL;
@@ -358,7 +359,7 @@ fn rare_decoders() -> Vec<Decoder> {
         Decoder { n_heads: 6, kv_type: KvType::Fp8, bias: false, ..with_biases },
         Decoder { head_dim: 128, n_heads: 4, n_kv_heads: 2, post_norms: true, head: BF16, ..with_biases },
         Decoder { head_dim: 256, n_heads: 2, n_kv_heads: 1, ..with_biases },
-        // A network whose rows are no whole units, and more than a slot of the ring has room for
+        // The rows of the feed-forward network are not whole units, and would not fit a slot of the ring
         // otherwise.
         Decoder {
             residual: 576,
@@ -387,15 +388,15 @@ fn rare_decoders() -> Vec<Decoder> {
     ]
 }
 
-/// Heads of which no file of kernels is: of 256 columns, a query head for each KV head, and five to
-/// eight of them.
+/// Decoders whose head shapes have no kernel file: heads of 256 columns, one query head per KV head,
+/// and five to eight query heads per KV head.
 fn other_shapes() -> Vec<Decoder> {
     use BlockType::*;
     let small = Decoder::SMALL;
     let large_heads = Decoder { head_dim: 256, head_norms: true, windows: true, ..small };
     let experts = Experts { n: 4, n_used: 1, bias: true, ..Experts::SMALL };
     vec![
-        // With post-norms and windows.
+        // Heads of 256 columns, with post-norms and windows.
         Decoder {
             residual: 1152,
             n_heads: 4,
@@ -421,7 +422,7 @@ fn other_shapes() -> Vec<Decoder> {
         Decoder { n_heads: 4, n_kv_heads: 4, style: RopeStyle::Interleaved, head: F16, ..large_heads },
         Decoder { n_heads: 3, n_kv_heads: 3, ..small },
         Decoder { head_dim: 128, n_heads: 4, n_kv_heads: 4, block: Q8_0, windows: true, ..small },
-        // Six and seven query heads a KV head.
+        // Seven, then six query heads per KV head.
         Decoder { residual: 896, n_heads: 14, bias: true, ..small },
         Decoder { residual: 1536, head_dim: 128, n_heads: 12, bias: true, n_layers: 2, ..small },
         Decoder { head_dim: 128, n_heads: 5, n_kv_heads: 1, head_norms: true, ..small },
@@ -430,8 +431,8 @@ fn other_shapes() -> Vec<Decoder> {
     ]
 }
 
-/// Matrices in F16 and BF16, all of them or beside quantised ones: in the head, and in parts of q,
-/// k and v.
+/// Decoders with F16 and BF16 matrices: all matrices, or only some of them, such as the head or parts
+/// of q, k and v.
 pub fn half_decoders() -> Vec<Decoder> {
     use BlockType::*;
     let small = Decoder::SMALL;
@@ -439,7 +440,7 @@ pub fn half_decoders() -> Vec<Decoder> {
     let of_parts = Decoder { residual: 768, n_heads: 8, ffn: 1536, n_layers: 4, bias: true, ..small };
     vec![
         Decoder { block: BF16, head: BF16, bias: true, windows: true, ..small },
-        // Rows that 128 blocks share equally.
+        // 128 blocks share the rows of each matrix equally.
         Decoder {
             residual: 1024,
             head_dim: 128,
@@ -460,13 +461,13 @@ pub fn half_decoders() -> Vec<Decoder> {
             ..of_parts
         },
         Decoder { block: Q8_0, mix: Some(Mix { k: F16, v: BF16, down: F16 }), windows: true, ..of_parts },
-        // More groups of rows a block than registers hold.
+        // Blocks have more groups of rows than registers hold.
         Decoder { residual: 2048, n_heads: 32, ffn: 5120, block: BF16, head: F16, ..wide },
     ]
 }
 
-/// Layers of two kinds: v and down of other types than the rest, as in files of Q4_K_M, Q4_K_S,
-/// Q5_K_M and Q4_0; k too; a mixture.
+/// Decoders with layers of two kinds: v and down have other types than the rest, as in files of
+/// Q4_K_M, Q4_K_S, Q5_K_M and Q4_0. In some k differs too, and one is a mixture.
 fn mixed_decoders() -> Vec<Decoder> {
     use BlockType::*;
     let k_m = Decoder {
@@ -481,7 +482,7 @@ fn mixed_decoders() -> Vec<Decoder> {
     let experts = Experts { n: 6, n_used: 3, ffn: 256, block: Q4_K, bias: true, ..Experts::SMALL };
     vec![
         Decoder { bias: true, ..k_m },
-        // Rows that 128 blocks share equally, those of v unequally by themselves.
+        // 128 blocks share the rows of each matrix equally, except those of v alone.
         Decoder {
             residual: 1024,
             head_dim: 128,
