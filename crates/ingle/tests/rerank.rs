@@ -113,7 +113,10 @@ fn what_no_family_knows_is_listed() {
     let config = config.replace("PhiForCausalLM", "OtherForCausalLM");
     std::fs::write(folder.path().join("config.json"), config).unwrap();
     let found = run(&["inspect", folder.path().to_str().unwrap(), "--missing"]);
-    assert!(found.contains("the most similar family, Phi") && found.contains("unknown key: swirl"), "{found}");
+    assert!(
+        found.contains("the most similar family, Phi") && found.contains("unknown key: swirl"),
+        "{found}"
+    );
     let known = run(&["inspect", source.to_str().unwrap(), "--missing"]);
     assert_eq!(known.lines().filter(|line| line.starts_with("unknown tensor")).count(), 0, "{known}");
 }
