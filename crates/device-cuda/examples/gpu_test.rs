@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 use weights::BlockType;
 
-// It counts allocations of this program, not those of NVIDIA's driver.
+// The count has the allocations of this program, but not allocations by NVIDIA's driver.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 

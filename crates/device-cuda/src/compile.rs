@@ -48,7 +48,7 @@ pub struct Places {
     pub heads: Address,
     /// States of recurrent layers.
     pub states: Address,
-    /// By KV layer, address of the biases that are subtracted from keys before they are stored. 0,
+    /// Address, for each KV layer, of the biases that are subtracted from keys before the store. 0,
     /// or no entry: none.
     pub known: Vec<Address>,
     /// Pools of pages by KV group.
@@ -431,7 +431,7 @@ fn failed<T>(reason: String) -> Result<T> {
 pub struct PersistentAddresses {
     /// The table.
     pub phases: Address,
-    /// Both exchange buffers and the turn counter.
+    /// The two exchange buffers and the turn counter.
     pub exchange: Address,
 }
 

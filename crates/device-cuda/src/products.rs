@@ -269,7 +269,7 @@ pub fn partial_floats(n_processors: usize) -> usize {
 }
 
 impl PackedProduct {
-    /// The fastest cut for `n_rows` rows, by the model of [`Tile::cost`].
+    /// The fastest cut for `n_rows` rows, by the model of `Tile::cost`.
     pub fn cut(&self, n_rows: usize, n_processors: usize) -> Cut {
         let mut best = (usize::MAX, Cut { tile: 0, n_splits: 1, n_blocks: 1 });
         let allowed = |(index, _): &(usize, &Tile)| self.only.is_none_or(|only| only == *index);

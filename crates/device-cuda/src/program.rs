@@ -1,8 +1,8 @@
 //! [`CudaProgram`] and its machine: memory, tables, and the launches of steps.
 //!
 //! The host writes a step into a pinned region of its own. The first kernel of the step copies the
-//! region to the GPU's step buffer, in the order of the stream. All steps share that buffer, so that
-//! tables hold constant addresses and steps of the same sizes share a graph. Chosen tokens are
+//! region to the GPU's step buffer, in the order of the stream. All steps share that buffer, so
+//! that tables hold constant addresses and steps of the same sizes share a graph. Chosen tokens are
 //! stored in pinned memory, and in a GPU buffer that embeddings and penalties of later steps read.
 
 mod chain;

@@ -1,59 +1,59 @@
-//! How the GPU stores matrices: the planes that `kernels/linear/codes.cuh` and `blocks.cuh`
-//! describe, and their making from a file's blocks. Pure: it needs no GPU.
+//! Planes of matrices on the GPU, as `kernels/linear/codes.cuh` and `blocks.cuh` describe them, and
+//! the conversion of a file's blocks to planes. This module needs no GPU.
 
 use weights::codec;
 use weights::codec::k_scales::unpack_q3_scales;
 use weights::{Affine, BlockType, PlaneSlices, ScaleType};
 
-/// Which file of `kernels/linear/` multiplies by a matrix.
+/// The file of `kernels/linear/` whose kernels multiply by a matrix.
 #[allow(non_camel_case_types)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// A type of the same name.
+    /// The file named after a type.
     Block(BlockType),
-    /// Affine integers of so many bits.
+    /// The file for affine integers with this number of bits.
     Affine(u8),
 }
 
-/// The strides of a matrix' planes, in bytes; 0: it has no such plane.
+/// Strides of the planes of a matrix, in bytes per row; 0: it has no such plane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Strides {
-    /// Of the codes.
+    /// Stride of the codes.
     pub codes: usize,
-    /// Of the upper bits.
+    /// Stride of the upper bits of codes.
     pub high: usize,
-    /// Of the scales.
+    /// Stride of the scales.
     pub scales: usize,
-    /// Of what belongs to 8 groups, or of an affine type's offsets.
+    /// Stride of the data of 8 groups (256 columns), or of an affine type's offsets.
     pub supers: usize,
 }
 
 impl Strides {
-    /// Bytes of a row.
+    /// Bytes of a row in all planes.
     pub fn row(&self) -> usize {
         self.codes + self.high + self.scales + self.supers
     }
 
-    /// All four.
+    /// The four strides, in the order of the fields.
     pub fn all(&self) -> [usize; 4] {
         [self.codes, self.high, self.scales, self.supers]
     }
 }
 
-/// How a matrix is stored.
+/// The format of a matrix on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// What multiplies by it.
+    /// The kernels that multiply by it.
     pub kind: Kind,
-    /// Columns.
+    /// Number of columns.
     pub n_cols: usize,
-    /// Of its planes.
+    /// Strides of its planes.
     pub strides: Strides,
-    /// Of affine types: `SCALE_*` and `SYMMETRIC`.
+    /// Type of the scales of an affine type: `SCALE_*`, and `SYMMETRIC` if it has no offsets.
     pub scale_kind: u32,
-    /// Of affine types: a group is 32 << shift columns.
+    /// Size of a group of an affine type: `32 << group_shift` columns.
     pub group_shift: u32,
-    /// The type of the file.
+    /// The type of the matrix in its file.
     pub block: BlockType,
 }
 
@@ -67,7 +67,7 @@ pub const SCALE_BF16: u32 = 2;
 pub const SYMMETRIC: u32 = 4;
 
 impl Kind {
-    /// `linear/q4_0.cu`
+    /// Path of the file, such as `linear/q4_0.cu`.
     pub fn file(self) -> String {
         match self {
             Kind::Block(block) => format!("linear/{}.cu", block.name().to_lowercase()),
@@ -75,7 +75,7 @@ impl Kind {
         }
     }
 
-    /// What reads its rows (`linear/rows.cuh`): `RowsOfBlocks<Q4_0>`
+    /// Name of the C++ type that reads its rows (`linear/rows.cuh`), such as `RowsOfBlocks<Q4_0>`.
     pub fn rows(self) -> String {
         let (of, name) = match self {
             Kind::Block(block) if block.is_float() => ("Floats", block.name().to_uppercase()),
@@ -85,15 +85,15 @@ impl Kind {
         format!("RowsOf{of}<{name}>")
     }
 
-    /// Whether activations stay f32 with few rows.
+    /// Returns true if activations stay in f32 with few rows.
     pub fn is_float(self) -> bool {
         matches!(self, Kind::Block(block) if block.is_float())
     }
 }
 
 impl Stored {
-    /// For a type and number of columns. Types without kernels become floats: their values are
-    /// kept, those of the rarest ones rounded to F16.
+    /// The format for a type and a number of columns. Types without kernels are decoded to floats.
+    /// This keeps their values, except that the rarest types are rounded to F16.
     pub fn new(block: BlockType, n_cols: usize) -> Stored {
         use BlockType::*;
         let groups = n_cols.div_ceil(32);
@@ -161,8 +161,8 @@ impl Stored {
         stored
     }
 
-    /// Make a row's part of each plane, from its bytes in the file and the row's scales and offsets
-    /// there. `scratch` is for values that are decoded.
+    /// Writes a row of each plane to `out`, from the row's bytes, scales and offsets in the file.
+    /// `scratch` holds decoded values.
     pub fn pack_row(&self, row: &[u8], planes: PlaneSlices<'_>, out: [&mut [u8]; 4], scratch: &mut Vec<f32>) {
         use BlockType::*;
         let [codes, high, scales, supers] = out;
@@ -269,7 +269,7 @@ impl Stored {
             }
             I8_ROWS => {
                 codes[..row.len()].copy_from_slice(row);
-                // The codec multiplies by the inverse, rounded.
+                // The file has a divisor. The codec multiplies by its rounded inverse.
                 scales.copy_from_slice(&(1.0 / f32::from_bits(word(planes.scales))).to_le_bytes());
             }
             Affine(affine) => pack_affine(affine, self.n_cols, row, planes, [codes, high, scales, supers]),
@@ -293,19 +293,19 @@ fn word(bytes: &[u8]) -> u32 {
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// Value `j` in the low nibble of byte `j`, value `j + 16` in the high one.
+/// Packs 32 values of 4 bits: byte `j` has value `j` in its low nibble, `j + 16` in its high one.
 fn pack_nibbles(q: impl Fn(usize) -> u8) -> [u8; 16] {
     std::array::from_fn(|j| q(j) | q(j + 16) << 4)
 }
 
-/// Byte `4 h + i` has value `16 h + 4 k + i` at bit `2 k`.
+/// Packs 32 values of 2 bits: byte `4 h + i` has value `16 h + 4 k + i` at bit `2 k`.
 fn pack_crumbs(q: impl Fn(usize) -> u8) -> [u8; 8] {
     std::array::from_fn(|byte| {
         (0..4).fold(0, |bits, k| bits | q(16 * (byte / 4) + 4 * k + byte % 4) << (2 * k))
     })
 }
 
-/// Byte `i` has value `4 k + i` at bit `k`.
+/// Packs 32 single bits: byte `i` has value `4 k + i` at bit `k`.
 fn pack_bits(q: impl Fn(usize) -> u8) -> [u8; 4] {
     std::array::from_fn(|i| (0..8).fold(0, |bits, k| bits | q(4 * k + i) << k))
 }
@@ -321,7 +321,7 @@ fn pack_affine(affine: Affine, n_cols: usize, row: &[u8], planes: PlaneSlices<'_
         match bits {
             2 | 3 => codes[8 * i..][..8].copy_from_slice(&pack_crumbs(|l| q[l] & 3)),
             4..=6 => codes[16 * i..][..16].copy_from_slice(&pack_nibbles(|l| q[l] & 15)),
-            // 128 is taken off.
+            // Kernels read signed bytes, so 128 is subtracted.
             _ => codes[32 * i..][..32].iter_mut().zip(q).for_each(|(out, q)| *out = q ^ 0x80),
         }
         match bits {
@@ -334,7 +334,8 @@ fn pack_affine(affine: Affine, n_cols: usize, row: &[u8], planes: PlaneSlices<'_
     for (from, to) in [(planes.scales, scales), (planes.biases, supers)] {
         match affine.scale() {
             ScaleType::E8M0 => {
-                // As BF16: the exponent's bits; 0 is 2^-127, which is subnormal.
+                // Converts E8M0 to BF16: the byte is the exponent. 0 means 2^-127, which is
+                // subnormal.
                 for (out, e) in to.chunks_exact_mut(2).zip(from) {
                     let number = if *e == 0 { 0x0040 } else { u16::from(*e) << 7 };
                     out.copy_from_slice(&number.to_le_bytes());
@@ -350,7 +351,7 @@ mod tests {
     use super::*;
     use device_testing::{Rng, block_types, stored};
 
-    /// What `kernels/linear/blocks.cuh` makes of the planes: column `c` of a row.
+    /// Column `c` of a row, decoded from its planes as `kernels/linear/blocks.cuh` does.
     fn decode(stored: &Stored, planes: [&[u8]; 4], c: usize) -> f32 {
         let [codes, high, scales, supers] = planes;
         let (g, l) = (c / 32, c % 32);
@@ -428,7 +429,8 @@ mod tests {
         }
     }
 
-    /// Every type, as its codec decodes it; but for those that are rounded to F16.
+    /// The planes of every type decode to the values of its codec, except types that are rounded to
+    /// F16.
     #[test]
     fn planes_hold_what_the_codecs_say() {
         let mut rng = Rng::new(7);
@@ -457,7 +459,7 @@ mod tests {
         }
     }
 
-    /// Columns that are no multiple of 32 are padded with zeros.
+    /// Rows are padded with zeros to a multiple of 32 columns.
     #[test]
     fn rows_are_whole_groups() {
         assert_eq!(Stored::new(BlockType::F16, 33).strides.codes, 128);

@@ -1,6 +1,5 @@
-//! Weights on the GPU: which there are, where each lies in one buffer, and the way there. Matrices
-//! are repacked by the host's threads into pinned memory and copied from there; vectors go as they
-//! are.
+//! Weights on the GPU: their places in one buffer, and their upload. Threads of the host repack
+//! matrices into pinned memory, from which the GPU copies them. Vectors are uploaded unchanged.
 
 use crate::arguments::{MatrixArguments, WeightArguments};
 use crate::driver::{Address, Buffer, Context, NAME, Pinned};
@@ -14,24 +13,24 @@ use weights::{BlockType, Bytes, PlaneSlices};
 /// Alignment of planes and vectors.
 const ALIGN: usize = 256;
 
-/// Bytes that a thread repacks before they are copied.
+/// Most bytes that a thread repacks before an upload.
 const STAGING: usize = 8 << 20;
 
 /// Most threads that repack.
 const MOST_THREADS: usize = 12;
 
-/// A view of bytes, by its address.
+/// Identity of a view of bytes: address and length.
 type Key = (*const u8, usize);
 
-/// What identifies a matrix: its bytes (of a stack, those of the first part), its columns, its
-/// type, and the number of its parts.
+/// Identity of a matrix: its bytes (for a stack, those of the first part), its columns, its type,
+/// and the number of its parts.
 pub type MatrixKey = (Key, usize, BlockType, usize);
 
 fn key(bytes: &Bytes) -> Key {
     (bytes.as_ptr(), bytes.len())
 }
 
-/// What identifies a matrix.
+/// The identity of a matrix.
 pub fn matrix_key(weight: &Weight) -> MatrixKey {
     let first = weight.parts.first().map_or(&weight.data, |part| &part.data);
     (key(first), weight.n_cols(), weight.block, weight.parts.len())
@@ -40,11 +39,11 @@ pub fn matrix_key(weight: &Weight) -> MatrixKey {
 struct Matrix {
     weight: Weight,
     stored: Stored,
-    /// Of each plane.
+    /// Offset of each plane in the buffer, in bytes.
     offsets: [usize; 4],
 }
 
-/// Every weight once, with its place.
+/// Every weight once, with its offset in the buffer.
 #[derive(Default)]
 pub struct WeightPlan {
     matrices: Vec<Matrix>,
@@ -52,7 +51,7 @@ pub struct WeightPlan {
     vectors: Vec<(Bytes, usize)>,
     vector_of: HashMap<Key, usize>,
     total: usize,
-    /// What another program has loaded, and whether something of it is used: that is left out.
+    /// Weights of another program, and true for those that this program shares.
     before: Vec<(Arc<Loaded>, bool)>,
 }
 
@@ -67,15 +66,15 @@ fn uses(op: &Op) -> (Vec<WeightId>, Vec<WeightId>) {
 }
 
 impl WeightPlan {
-    /// Of plans. Takes no memory of the GPU.
+    /// The weights of plans. It allocates no GPU memory.
     ///
     /// # Errors
-    /// A vector that is not F32.
+    /// A vector is not F32.
     pub fn new(plans: &[Plan]) -> Result<WeightPlan> {
         WeightPlan::beside(plans, &Weights::default())
     }
 
-    /// The same without those that another program has loaded, which are shared with it.
+    /// Like [`Self::new`], but shares the weights that another program has loaded.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -107,7 +106,8 @@ impl WeightPlan {
         offset
     }
 
-    /// Whether one of the others has loaded it, which is used then.
+    /// Returns true if another program has loaded a weight, and marks its buffer as shared. `has`
+    /// tests for the weight.
     fn is_before(&mut self, has: impl Fn(&WeightPlan) -> bool) -> bool {
         let found = self.before.iter_mut().find(|(loaded, _)| has(&loaded.plan));
         found.map(|(_, used)| *used = true).is_some()
@@ -139,13 +139,13 @@ impl WeightPlan {
         self.total
     }
 
-    /// Take the memory and fill it.
+    /// Allocates the memory and uploads the weights.
     ///
     /// # Errors
     /// Memory was refused, or a copy failed.
     pub fn load(mut self, context: &Arc<Context>) -> Result<Weights> {
         let buffer = Buffer::new(context, "weights", self.total)?;
-        // The memory was cleared in the order of the stream; padding stays zero.
+        // Waits until the buffer is cleared. Padding stays zero.
         context.finish()?;
         for (bytes, offset) in &self.vectors {
             context.upload(buffer.start() + *offset as u64, bytes)?;
@@ -201,7 +201,7 @@ impl WeightPlan {
             while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let (pinned, event) = &mut staging[turn];
                 turn = 1 - turn;
-                // What was copied from it before has arrived.
+                // Waits until the previous upload from this buffer is done.
                 event.wait()?;
                 piece.pack(pinned, &mut scratch);
                 let mut from = 0;
@@ -233,25 +233,25 @@ impl WeightPlan {
     }
 }
 
-/// Rows of a matrix on their way.
+/// Rows of a matrix that are uploaded together.
 struct Piece<'a> {
     matrix: &'a Matrix,
     data: &'a [u8],
     planes: PlaneSlices<'a>,
-    /// The first, of its part.
+    /// First row within the part.
     start: usize,
     n: usize,
-    /// The first, of the stack.
+    /// First row within the stack.
     to: usize,
 }
 
 impl Piece<'_> {
-    /// Into pinned memory: the rows of each plane, one plane after another.
+    /// Writes the rows of each plane to pinned memory, one plane after another.
     fn pack(&self, pinned: &mut Pinned, scratch: &mut Vec<f32>) {
         let (weight, stored) = (&self.matrix.weight, &self.matrix.stored);
         let (row_bytes, strides) = (weight.row_bytes(), stored.strides.all());
         let out = pinned.bytes_mut(0, stored.strides.row() * self.n);
-        // Padding, which no row writes.
+        // Clears the padding of the rows.
         if !weight.n_cols().is_multiple_of(32) {
             out.fill(0);
         }
@@ -278,12 +278,12 @@ struct Loaded {
     plan: WeightPlan,
 }
 
-/// Weights that are there, those of several loads where plans were replaced.
+/// All loaded weights. Replaced plans may leave weights of several loads.
 #[derive(Default)]
 pub struct Weights(Vec<Arc<Loaded>>);
 
 impl Weights {
-    /// A vector's address.
+    /// Address of a vector.
     pub fn vector(&self, weight: &Weight) -> Option<Address> {
         let of = key(&weight.data);
         let found =
@@ -291,7 +291,7 @@ impl Weights {
         self.0.iter().find_map(|loaded| found(loaded))
     }
 
-    /// How a matrix is stored, and its arguments but for bias and output.
+    /// The format of a matrix, and its arguments without bias and output.
     pub fn matrix(&self, weight: &Weight) -> Option<(Stored, MatrixArguments)> {
         let key = matrix_key(weight);
         let found = |loaded: &Arc<Loaded>| Some((loaded.buffer.start(), *loaded.plan.matrix_of.get(&key)?));
@@ -320,8 +320,8 @@ impl Weights {
     }
 }
 
-// SAFETY: the keys are addresses that are only compared; the bytes themselves are kept by the
-// plan's views.
+// SAFETY: the addresses in the keys are only compared, never dereferenced. The views in `matrices`
+// and `vectors` keep the bytes at these addresses.
 unsafe impl Send for WeightPlan {}
-// SAFETY: as above; nothing is changed after it is made.
+// SAFETY: as for `Send`; shared references only read the plan.
 unsafe impl Sync for WeightPlan {}

@@ -1,5 +1,5 @@
-//! Some of what `examples/gpu_test.rs` checks on a GPU, on an emulated one: host code and kernels
-//! as they are, on a CPU (`emulator/`).
+//! Some tests of `examples/gpu_test.rs` on an emulated GPU. The host code and the kernels are
+//! unchanged, and run on a CPU (`emulator/`).
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 

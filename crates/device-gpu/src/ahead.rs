@@ -1,5 +1,5 @@
-//! Steps in flight: which they are, the tokens that they chose, which of these a later step may
-//! link to, and which outputs kernels choose.
+//! Steps in flight: their tickets, the tokens that they chose, the tokens to which later steps may
+//! link, and the outputs whose tokens kernels choose.
 
 use device::{Choose, Chosen, OutputRef, Sampling, Want};
 use device_lower::table::StepSizes;

@@ -1,8 +1,8 @@
 //! The seam: the only part of a GPU's driver that [`crate::replayer`] uses.
 //!
-//! Work is submitted in groups: the dispatches of a group may run at the same time and in any
-//! order, and each group sees what those before it wrote. Submitted work runs after what was
-//! submitted before, and sees what that wrote.
+//! Dispatches are in groups. The dispatches of a group may run at the same time and in any order,
+//! and each group sees the writes of earlier groups. Submitted work runs after all work submitted
+//! before it, and sees its writes.
 
 use device::Result;
 use device_lower::table::Operand;
@@ -12,11 +12,11 @@ use weights::Bytes;
 /// Most bytes of arguments of a dispatch.
 pub const MAX_ARGUMENT_BYTES: usize = 256;
 
-/// Who reaches a buffer. A GPU with memory of its own puts each kind elsewhere; one that shares its
-/// memory with the CPU has a single kind.
+/// The kind of a buffer, by the processors that access it. A GPU with its own memory has a place
+/// for each kind. A GPU that shares the CPU's memory has a single place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// Kernels only, but for uploads at load and what tests read: activations, pages, weights.
+    /// Only kernels, except for uploads at load and reads by tests: activations, pages, weights.
     Device,
     /// The host writes and kernels read, for each step.
     Shared,
@@ -71,9 +71,9 @@ pub fn write<T: bytemuck::Pod>(buffer: &impl Buffer, offset: usize, values: &[T]
 pub struct Window {
     /// Index of the buffer.
     pub buffer: u16,
-    /// Its first byte.
+    /// Offset of its first byte in the buffer.
     pub start: u64,
-    /// Its bytes.
+    /// Its length in bytes.
     pub len: u64,
 }
 
@@ -173,11 +173,10 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// [`Self::pipeline`].
     fn prepare(&self, kernels: &[&Self::Kernel]);
 
-    /// A compiled kernel. The same kernel gives the same pipeline, compiled once. May be called by
-    /// several threads at a time.
+    /// The pipeline of a kernel, which is compiled once. Several threads may call this at a time.
     ///
     /// # Errors
-    /// The source does not compile, in the compiler's words; or it cannot have as many threads.
+    /// The source does not compile (with the compiler's log), or the kernel has too many threads.
     fn pipeline(&self, kernel: &Self::Kernel) -> Result<Self::Pipeline>;
 
     /// Saves compiled pipelines for the next start.

@@ -8,10 +8,10 @@
 //! - [`replayer::Replayer`] is the machine of GPUs whose driver writes a table into a command
 //!   buffer, with buffers bound to each dispatch. The driver is a [`gpu::Gpu`], with its own
 //!   kernels.
-//! - [`signature`] says what the kernels of simple Ops read and write.
-//! - [`layout`], [`arguments`] and [`inputs`] say what a step is in memory, [`ahead`] which steps
-//!   are in flight, [`compiled`] how tables are found by the rows of a step, [`pools`] where pages
-//!   are.
+//! - [`signature`] lists the operands of the kernels of simple Ops.
+//! - [`layout`], [`arguments`] and [`inputs`] define a step's region in memory. [`ahead`] keeps the
+//!   steps in flight, [`compiled`] finds the table for the rows of a step, and [`pools`] holds
+//!   pages.
 //!
 //! A GPU keeps its kernels, the choice of a kernel for each unit, its profile, and its driver.
 #![deny(missing_docs)]

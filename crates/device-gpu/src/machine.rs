@@ -1,4 +1,4 @@
-//! [`Machine`]: what a [`GpuProgram`] needs of a GPU.
+//! [`Machine`]: the operations of a GPU that a [`GpuProgram`] needs.
 
 use crate::compiled::{CompiledPlan, HasTable};
 use crate::inputs::Begun;
@@ -39,7 +39,8 @@ pub trait Machine: Sized + Send {
     /// The device's name on the command line.
     const NAME: &'static str;
 
-    /// True if copies of pages run in the order of steps, so that they need not wait for these.
+    /// True if copies of pages run in the order of steps, so that they need not wait for steps in
+    /// flight.
     const COPIES_IN_ORDER: bool;
 
     /// True if grids depend on the sequences of a step.
@@ -200,7 +201,8 @@ pub trait Machine: Sized + Send {
     /// As there.
     fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()>;
 
-    /// Compiles a program of other plans beside this one, whose pages and states it will adopt.
+    /// Compiles a program of other plans while this one exists. The new program will adopt the
+    /// pages and states of this one.
     ///
     /// # Errors
     /// As [`device::Device::compile`].

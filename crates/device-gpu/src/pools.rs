@@ -15,7 +15,7 @@ const GRANULES: usize = 4;
 /// quarter of it.
 const MOST_GRANULE_BYTES: usize = 128 << 20;
 
-/// The books of pages that have no memory yet, in granules of at most `most` bytes.
+/// Bookkeeping of pages, none of them committed yet, in granules of at most `most` bytes.
 pub fn no_pages(kv: &KvLayout, limits: &Limits, most: usize) -> CommittedPages {
     CommittedPages::new(limits, |group| {
         let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);

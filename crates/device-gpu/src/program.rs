@@ -407,8 +407,8 @@ impl<M: Machine> Program for GpuProgram<M> {
         Ok(())
     }
 
-    /// The commands of the usual table, then those of the table of steps in one launch, if there
-    /// are such steps of so many rows.
+    /// The commands of the usual table, then those of the table of steps in one launch, if it has
+    /// steps of `n_rows` rows.
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         // The outputs of the last step, if it had these rows; else one, as in decode.
         let done = &self.ahead.done;

@@ -25,7 +25,7 @@ use weights::Bytes;
 pub const ARENA: u16 = 0;
 /// Index of the regions of steps.
 pub const STEP: u16 = 1;
-/// Index of what no value holds.
+/// Index of scratch, for data that belongs to no value.
 pub const SCRATCH: u16 = 2;
 /// Index of the numbers that kernels look up.
 pub const TABLES: u16 = 3;
@@ -81,7 +81,7 @@ pub struct Replayer<G: Gpu> {
     plans: Vec<CompiledPlan<ClassTable>>,
     /// The kernels that commands name by number.
     kernels: Vec<G::Kernel>,
-    /// The same kernels, compiled when a step first needs them.
+    /// Pipelines of `kernels`, compiled when a step first needs them.
     pipelines: Vec<OnceLock<G::Pipeline>>,
     pools: Pools<G>,
     /// In the order of [`ARENA`] and its siblings, then the weights.
@@ -115,8 +115,9 @@ pub fn allocate<G: Gpu>(gpu: &G, kv: &KvLayout, limits: &Limits, sizes: &Sizes) 
 }
 
 impl<G: Gpu> Replayer<G> {
-    /// A machine with compiled plans, whose commands name `kernels` by number. Compiles those of a
-    /// step of one row, in which every sequence spends its life; others when they are first used.
+    /// A machine with compiled plans, whose commands name `kernels` by number. It compiles the
+    /// kernels of one-row steps, which decode uses most; others are compiled when a step first
+    /// needs them.
     ///
     /// # Errors
     /// A kernel does not compile, or a page is too long.
@@ -226,7 +227,7 @@ impl<G: Gpu> Replayer<G> {
     }
 }
 
-/// A table with what its commands refer to by number.
+/// A table with the pipelines and buffers that its commands name by number.
 struct Replay<'a, G: Gpu> {
     table: &'a Table,
     pipelines: &'a [OnceLock<G::Pipeline>],
@@ -319,8 +320,8 @@ impl<G: Gpu> Machine for Replayer<G> {
         Ok(())
     }
 
-    /// As one command buffer; as several where the caller may stop the step, which is asked between
-    /// them. While the GPU runs one of them, the next is submitted.
+    /// Submits a step as one command buffer, or as several if its caller may stop it. The caller is
+    /// polled between them. While the GPU runs one, the next is submitted.
     fn launch(&mut self, step: &Step, begun: &Begun, _is_busy: bool) -> Result<Self::Work> {
         let table = self.plans[begun.plan].table(&begun.sizes).table();
         let (n, masks_at) = (table.commands().len(), masks_at(table, &begun.sizes));
@@ -422,7 +423,7 @@ impl<G: Gpu> Machine for Replayer<G> {
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         let ((from, bytes), (to, _)) = (self.page(group, from)?, self.page(group, to)?);
-        // SAFETY: both pages lie within their chunks and have `bytes` bytes; no step runs.
+        // SAFETY: both pages are within their chunks and have `bytes` bytes; no step runs.
         unsafe { std::ptr::copy(from, to, bytes) };
         Ok(())
     }
@@ -458,7 +459,7 @@ impl<G: Gpu> Machine for Replayer<G> {
     }
 
     fn close(&mut self) {
-        // With what was compiled since the program was loaded.
+        // Includes pipelines that were compiled since the program was loaded.
         self.gpu.keep_pipelines();
     }
 }

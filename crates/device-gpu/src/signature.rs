@@ -4,7 +4,7 @@
 
 use device::{Activation, Op, Plan, ValueId, WeightId};
 
-/// What a kernel's parameter points to.
+/// The data that a kernel's parameter points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Rows of a value.
@@ -17,7 +17,7 @@ pub enum Source {
     Input,
 }
 
-/// Numbers that a kernel needs beside its operands; 0 where it needs none.
+/// Numbers that a kernel needs in addition to its operands; 0 if it does not use them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Numbers {
     /// Columns of a row of `a`.
@@ -30,9 +30,9 @@ pub struct Numbers {
     /// `columns`: columns taken of each group; `expert_bias`: experts of a row; `join_heads`:
     /// columns of a head of `a`.
     pub taken: usize,
-    /// `scale`: the factor; `softcap`: the cap; `clamped`: the least; `gate_clamped`: alpha.
+    /// `scale`: the factor; `softcap`: the cap; `clamped`: the lower bound; `gate_clamped`: alpha.
     pub factor: f32,
-    /// `clamped`: the most; `gate_clamped`: the bound of both.
+    /// `clamped`: the upper bound; `gate_clamped`: the bound of gate and up.
     pub limit: f32,
 }
 
@@ -47,7 +47,7 @@ pub struct Signature {
     pub rows: Option<Source>,
     /// The second operand.
     pub b: Option<Source>,
-    /// What it writes.
+    /// The value that the kernel writes.
     pub out: ValueId,
     /// The activation, of kernels that have one.
     pub activation: Option<Activation>,
@@ -125,7 +125,7 @@ pub fn signature(plan: &Plan, op: &Op) -> Option<Signature> {
 }
 
 impl Signature {
-    /// The same with other numbers.
+    /// The signature with some numbers set by `set`.
     fn with(mut self, set: impl FnOnce(&mut Numbers)) -> Signature {
         set(&mut self.numbers);
         self

@@ -90,8 +90,8 @@ fn translate(text: &str, names: &mut Vec<String>, rust: &mut String) -> Result<(
     Ok(())
 }
 
-/// Files with one of these extensions under a folder: their names, which are their paths from the
-/// folder with forward slashes, and their paths, in the order of the names.
+/// Lists the files under a folder that have one of these extensions, sorted by name: names and
+/// paths. A name is the path from the folder, with forward slashes.
 ///
 /// # Errors
 /// The folder cannot be read, or a name is not UTF-8.
@@ -135,7 +135,7 @@ pub fn function_constants(header: &Path, prefix: &str) -> io::Result<String> {
     let (mut rust, mut comment, mut is_used) = (String::new(), String::new(), false);
     for line in fs::read_to_string(header)?.lines() {
         if let Some(words) = line.strip_prefix("//") {
-            // Constants without a comment of their own share that of the one before.
+            // A constant without a comment shares the comment of the previous constant.
             if std::mem::take(&mut is_used) {
                 comment.clear();
             }

@@ -76,8 +76,8 @@ mod tests {
         let at = |position, from| Chained { position, from };
         let (before, ticket) = (at(7, None), 3);
         assert!(at(8, Some(3)).follows(&before, ticket));
-        // These steps do not follow: the token is known, another step chose it, or the position is not
-        // the next one.
+        // None of these steps follows: the token is known, another step chose it, or the position
+        // is not the next one.
         for other in [at(8, None), at(8, Some(2)), at(7, Some(3)), at(9, Some(3))] {
             assert!(!other.follows(&before, ticket), "{other:?}");
         }

@@ -68,8 +68,8 @@ impl CudaMachine {
             copies6,
             copies7,
         };
-        // A range takes about one round trip over the bus. Blocks of their own for all ranges overlap
-        // these round trips.
+        // A range takes about one round trip over the bus. Blocks of their own for all ranges
+        // overlap these round trips.
         let n_blocks = n_words.div_ceil(256).clamp(1, 64);
         self.context.launch(
             self.functions.step_load,
@@ -81,8 +81,9 @@ impl CudaMachine {
         )
     }
 
-    /// Number of rows of a command. In a step without outputs, commands after the selection of output
-    /// rows have none and must not be launched: they would read expert ids that nothing wrote.
+    /// Number of rows of a command. In a step without outputs, commands after the selection of
+    /// output rows have none and must not be launched: they would read expert ids that nothing
+    /// wrote.
     fn rows_of_command(&self, begun: &Begun, index: usize) -> usize {
         let commands = self.table(begun.plan, &begun.sizes);
         let n_rows = commands.rows[index].count(begun.sizes.n_rows, begun.sizes.n_outputs);
@@ -154,10 +155,10 @@ impl CudaMachine {
     fn launch_commands(&self, begun: &Begun, range: Range<usize>) -> Result<()> {
         let Commands { table, together, .. } = self.table(begun.plan, &begun.sizes);
         let runs = table.runs(&begun.sizes).skip_while(|run| run.index < range.start);
-        // The first command waits until the step is copied to the GPU. Later ones start early: they may
-        // read the step's numbers and the results of earlier steps before they wait for the previous
-        // command. In steps of one launch the first command starts early too, since it reads neither
-        // before it waits.
+        // The first command waits until the step is copied to the GPU. Later ones start early: they
+        // may read the step's numbers and the results of earlier steps before they wait for the
+        // previous command. In steps of one launch the first command starts early too, since it
+        // reads neither before it waits.
         let mut start = if begun.sizes.whole && range.start == 0 { Start::Early } else { Start::After };
         let runs = runs.take_while(|run| run.index < range.end);
         for run in runs.filter(|run| self.rows_of_command(begun, run.index) > 0) {
@@ -173,10 +174,10 @@ impl CudaMachine {
         self.launch_commands(begun, range)
     }
 
-    /// Launches all commands of a step, as a graph if a step of these sizes came before. A long step
-    /// that its caller may stop is launched in parts; between them the caller is polled. While the GPU
-    /// runs one part, the next is launched. Commands that need masks are launched once the masks are
-    /// written.
+    /// Launches all commands of a step, as a graph if a step of these sizes came before. A long
+    /// step that its caller may stop is launched in parts; between them the caller is polled. While
+    /// the GPU runs one part, the next is launched. Commands that need masks are launched once the
+    /// masks are written.
     pub(super) fn launch_whole(&mut self, step: &Step, begun: &Begun) -> Result<Event> {
         self.with_event(|program| match step.stop.is_some() && begun.sizes.n_rows > LONG_STEP {
             true => program.launch_parts(step, begun),
@@ -210,8 +211,8 @@ impl CudaMachine {
         masks_at(&self.table(begun.plan, &begun.sizes).table, &begun.sizes)
     }
 
-    /// Launches the commands after the step's graph, which choose among the tokens that masks allow.
-    /// The host computes the masks while the GPU computes logits.
+    /// Launches the commands after the step's graph, which choose among the tokens that masks
+    /// allow. The host computes the masks while the GPU computes logits.
     fn launch_masked(&mut self, step: &Step, begun: &Begun) -> Result<()> {
         if !begun.sizes.masks {
             return Ok(());
@@ -256,9 +257,9 @@ impl CudaMachine {
         result
     }
 
-    /// Launches the commands before those that need masks. The few commands of a step in one launch are
-    /// not recorded as a graph: a graph starts only when all work before it is done, but a single
-    /// kernel can start while the previous one ends.
+    /// Launches the commands before those that need masks. The few commands of a step in one launch
+    /// are not recorded as a graph: a graph starts only when all work before it is done, but a
+    /// single kernel can start while the previous one ends.
     pub(super) fn launch_graph(&mut self, begun: &Begun) -> Result<()> {
         let end = self.masks_at(begun);
         if begun.sizes.whole {

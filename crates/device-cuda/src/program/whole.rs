@@ -18,15 +18,16 @@ pub(super) struct Whole {
     most_rows: usize,
     /// Most positions by which the longest sequence may exceed the mean of a step's rows.
     most_uneven: usize,
-    /// File of the one-row kernel, and the most steps of a launch. `None`: a launch computes one step.
+    /// File of the one-row kernel, and the most steps of a launch. `None`: a launch computes one
+    /// step.
     chaining: Option<(String, usize)>,
     /// The windows of the plan's layers.
     windows: Vec<usize>,
 }
 
 impl Whole {
-    /// Compiles the tables of a plan. `phases` are the phases of its kernels, and their address on the
-    /// GPU.
+    /// Compiles the tables of a plan. `phases` are the phases of its kernels, and their address on
+    /// the GPU.
     ///
     /// # Errors
     /// Something has no kernel.
@@ -79,8 +80,8 @@ impl Whole {
         self.chaining.as_ref().map_or(1, |(_, n)| *n)
     }
 
-    /// Returns true if a step at this position of a sequence may share a launch with the step at the
-    /// next position.
+    /// Returns true if a step at this position of a sequence may share a launch with the step at
+    /// the next position.
     pub(super) fn chains_at(&self, position: u32) -> bool {
         Persistent::has_same_tiles(&self.windows, position as usize)
     }
@@ -91,8 +92,8 @@ impl Whole {
         self.tables.get(RowClass::of(n_rows) as usize).filter(|_| has_rows)
     }
 
-    /// Returns true if a step runs in persistent kernels: it has few rows, each of them an output, and
-    /// no sequence is much longer than the mean.
+    /// Returns true if a step runs in persistent kernels: it has few rows, each of them an output,
+    /// and no sequence is much longer than the mean.
     pub(super) fn takes(&self, step: &Step) -> bool {
         let n_rows = step.tokens.len();
         let longest = step.spans.iter().map(device::Span::end).max().unwrap_or(0);
@@ -143,7 +144,8 @@ mod tests {
         assert!(takes(&whole, &sequences.step(&[(0, 2)])));
         assert!(takes(&whole, &sequences.step(&[(0, 2), (1, 1)])));
         assert!(!takes(&whole, &sequences.step(&[(0, 3), (1, 2)])));
-        // Steps are refused if a row is no output, if outputs are in another order, or without outputs.
+        // Steps are refused if a row is no output, if outputs are in another order, or without
+        // outputs.
         let with = |outputs: Vec<u32>| pair.clone().with_outputs(outputs, BEST_AND_LOGITS);
         assert!(takes(&whole, &with(vec![0, 1])));
         for outputs in [vec![], vec![0], vec![1], vec![1, 0]] {

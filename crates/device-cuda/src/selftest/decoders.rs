@@ -19,14 +19,15 @@ pub struct Experts {
     pub block: BlockType,
     /// Type of the router's matrix.
     pub router: BlockType,
-    /// True if the router's product has a bias. It spreads the scores, so that rounding seldom changes
-    /// the chosen experts.
+    /// True if the router's product has a bias. It spreads the scores, so that rounding seldom
+    /// changes the chosen experts.
     pub bias: bool,
     pub normalise: bool,
     pub factor: f32,
     /// True if each expert has a factor.
     pub scales: bool,
-    /// True if scores are sigmoids, with biases for the choice, weights that sum to 2.5 and no factors.
+    /// True if scores are sigmoids, with biases for the choice, weights that sum to 2.5 and no
+    /// factors.
     pub sigmoid: bool,
     /// True if experts are chosen by groups. It needs `sigmoid`.
     pub groups: bool,
@@ -54,7 +55,8 @@ impl Experts {
         biases: false,
     };
 
-    /// Adds the mixture with input `x`, and returns its output. `down` is the type of the last matrix.
+    /// Adds the mixture with input `x`, and returns its output. `down` is the type of the last
+    /// matrix.
     fn add_to(
         self,
         b: &mut PlanBuilder,
@@ -252,10 +254,10 @@ impl Decoder {
         }
     }
 
-    /// The test case of this decoder: single tokens, a prompt, a second sequence in the same step, and
-    /// single tokens again. Then come steps with rows of several sequences and several rows of one
-    /// sequence. Without experts they also cover both sides of a page's end, and positions beyond the
-    /// window.
+    /// The test case of this decoder: single tokens, a prompt, a second sequence in the same step,
+    /// and single tokens again. Then come steps with rows of several sequences and several rows of
+    /// one sequence. Without experts they also cover both sides of a page's end, and positions
+    /// beyond the window.
     pub(super) fn case(self, seed: u64) -> Case {
         let plan = self.plan(seed);
         let limits = self.limits(&plan);
@@ -283,7 +285,8 @@ impl Decoder {
                 &[(6, 1)],
                 &[(6, 1), (3, 1)],
                 &[(4, 2), (2, 1)],
-                // Several rows of a sequence, across the ends of pages and of tiles of 16 positions.
+                // Several rows of a sequence, across the ends of pages and of tiles of 16
+                // positions.
                 &[(5, 8)],
                 &[(7, 3), (5, 5)],
                 &[(5, 2), (7, 5), (2, 1)],
@@ -292,7 +295,8 @@ impl Decoder {
                 &[(5, 1)],
             ]);
         } else {
-            // Few rows, since with many rows rounding is likely to change the experts of one of them.
+            // Few rows, since with many rows rounding is likely to change the experts of one of
+            // them.
             spans.extend([&[(1, 1), (0, 1)][..], &[(2, 1), (4, 1), (1, 1)], &[(3, 4)], &[(4, 2)], &[(0, 1)]]);
             spans.extend([&[(5, 1), (2, 1), (0, 1), (6, 1), (3, 1)][..], &[(7, 8)]]);
         }
@@ -301,8 +305,8 @@ impl Decoder {
         let steps = spans.into_iter().map(|spans| sequences.step(spans)).enumerate();
         let steps = steps.map(|(index, step)| if index == 2 { prompt(step) } else { step }).collect();
         let name = format!("decoder {seed} {self:?}");
-        // Kernels for F16 and BF16 exchange activations with 10 bits instead of 8. The allowed error is
-        // a third, 0.05, which `selftest::tolerance` computes from this value.
+        // Kernels for F16 and BF16 exchange activations with 10 bits instead of 8. The allowed
+        // error is a third, 0.05, which `selftest::tolerance` computes from this value.
         let (block, tolerance) = match self.has_halves() {
             true => (BlockType::F16, (0.045 + self.rounding()) / 4.0),
             false => (self.block, self.rounding()),
@@ -335,8 +339,8 @@ pub fn decoders() -> Vec<Decoder> {
         .collect()
 }
 
-/// Decoders with features that kernel files lack: rare codecs, sinks, biases of added products and of
-/// experts, clamped gates.
+/// Decoders with features that kernel files lack: rare codecs, sinks, biases of added products and
+/// of experts, clamped gates.
 fn rare_decoders() -> Vec<Decoder> {
     use BlockType::*;
     let small = Decoder::SMALL;
@@ -359,8 +363,8 @@ fn rare_decoders() -> Vec<Decoder> {
         Decoder { n_heads: 6, kv_type: KvType::Fp8, bias: false, ..with_biases },
         Decoder { head_dim: 128, n_heads: 4, n_kv_heads: 2, post_norms: true, head: BF16, ..with_biases },
         Decoder { head_dim: 256, n_heads: 2, n_kv_heads: 1, ..with_biases },
-        // The rows of the feed-forward network are not whole units, and would not fit a slot of the ring
-        // otherwise.
+        // The rows of the feed-forward network are not whole units, and exceed a usual slot of the
+        // ring.
         Decoder {
             residual: 576,
             n_heads: 16,
@@ -388,8 +392,8 @@ fn rare_decoders() -> Vec<Decoder> {
     ]
 }
 
-/// Decoders whose head shapes have no kernel file: heads of 256 columns, one query head per KV head,
-/// and five to eight query heads per KV head.
+/// Decoders whose head shapes have no kernel file: heads of 256 columns, one query head per KV
+/// head, and five to eight query heads per KV head.
 fn other_shapes() -> Vec<Decoder> {
     use BlockType::*;
     let small = Decoder::SMALL;
@@ -431,8 +435,8 @@ fn other_shapes() -> Vec<Decoder> {
     ]
 }
 
-/// Decoders with F16 and BF16 matrices: all matrices, or only some of them, such as the head or parts
-/// of q, k and v.
+/// Decoders with F16 and BF16 matrices: all matrices, or only some of them, such as the head or
+/// parts of q, k and v.
 pub fn half_decoders() -> Vec<Decoder> {
     use BlockType::*;
     let small = Decoder::SMALL;

@@ -1,5 +1,5 @@
-//! Decoders whose steps take one launch, of one row or of several: against the interpreter, against
-//! a launch for each unit at long contexts, and chains of steps in flight.
+//! Tests of decoders whose steps run in one launch, with one row or several. They compare with the
+//! interpreter, at long contexts with a launch for each unit, and chained steps with single ones.
 
 use super::{Decoder, decoders, half_decoders, tolerance};
 use crate::CudaDevice;
@@ -17,13 +17,13 @@ use device_lower::fusion::fuse;
 struct Pair {
     whole: Box<dyn Program>,
     units: Box<dyn Program>,
-    /// What logits may differ by, of their root mean square: activations are in 8 bits, with scales
-    /// of another order.
+    /// Allowed difference of logits, relative to their root mean square. Both programs round
+    /// activations to 8 bits, but apply scales in another order.
     rounded: f32,
 }
 
 impl Pair {
-    /// Run a step on both, and compare its logits.
+    /// Runs a step on both programs, and compares the logits.
     fn agree(&mut self, step: &OwnedStep) -> Result<(), String> {
         for program in [&mut self.whole, &mut self.units] {
             program.run(&step.borrow()).map_err(|e| e.to_string())?;
@@ -31,7 +31,7 @@ impl Pair {
         let (expected, found) = (self.units.logits(), self.whole.logits());
         let size = expected.iter().map(|x| x * x).sum::<f32>() / expected.len().max(1) as f32;
         let bound = self.rounded * size.sqrt().max(1.0);
-        // Written so that NaN fails.
+        // This comparison is false for NaN, so that NaN fails.
         let near = |(a, b): (&f32, &f32)| (a - b).abs() <= bound;
         match expected.iter().zip(found).position(|pair| !near(pair)) {
             None => Ok(()),
@@ -47,12 +47,12 @@ impl Pair {
 /// Positions of the longest sequence of [`check_long`], if the device has enough memory for them.
 const LONG: usize = 20_000;
 
-/// Steps of one row, of one row of each of several sequences, and of several rows of one, at
-/// positions beyond those that the interpreter reaches in a test: in one launch, and on `plain`,
-/// which launches every unit. Gives the number of steps.
+/// Compares steps in one launch with the same steps on `plain`, which launches every unit. The
+/// positions are beyond those that the interpreter reaches in a test. Steps have one row, one row
+/// of each of several sequences, or several rows of a sequence. Returns the number of steps.
 ///
 /// # Errors
-/// Where they differ, or an error of the device.
+/// Results differ, or the device failed.
 pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, String> {
     let error = |e: device::Error| e.to_string();
     let mut n_steps = 0;
@@ -65,8 +65,8 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
     ] {
         let plan = Decoder { kv_type, ..decoder }.plan(11);
         let n_ctx = LONG;
-        // Where sequences stand side by side: near the end, in between, at the end of a page and
-        // before it, at the start.
+        // Positions of the sequences of a step: near the end, in between, at a page's end and
+        // before it, and at the start.
         let side_by_side = [n_ctx - 6, n_ctx / 2, n_ctx / 4 + 1, 1000, 300, 64, 63, 0];
         let of_group = (n_ctx.max(side_by_side.iter().sum()) + 64 * 16) / 64;
         let limits = Limits {
@@ -83,15 +83,15 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
             let plan = fuse(&plan, device.fusion());
             device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(error)
         };
-        // A number of FP8 has 3 bits of mantissa: where there are few positions, one that rounds
-        // otherwise shows.
+        // FP8 has 3 bits of mantissa. With few positions, a single value that rounds differently is
+        // visible in the logits.
         let rounded = if kv_type == KvType::Fp8 { 0.1 } else { 0.05 };
         let mut pair = Pair { whole: compile(device)?, units: compile(plain)?, rounded };
         let mut agree = |step: &OwnedStep| {
             n_steps += 1;
             pair.agree(step).map_err(|reason| format!("{decoder:?}, {kv_type:?}, {reason}"))
         };
-        // The last row is the output.
+        // Only the last row is an output.
         let prompt = |sequences: &mut Sequences, slot: usize, n_rows: usize| {
             sequences.step(&[(slot, n_rows)]).with_outputs(vec![n_rows as u32 - 1], BEST_AND_LOGITS)
         };
@@ -132,14 +132,14 @@ pub fn check_long(device: &CudaDevice, plain: &CudaDevice) -> Result<usize, Stri
     Ok(n_steps)
 }
 
-/// Whether there is a kernel of several rows of a decoder: it takes mixtures of which a token uses
-/// at most 8 experts, unless the profile has no such kernels.
+/// Returns true if a decoder has a kernel for several rows. The profile must allow such kernels,
+/// and a token may use at most 8 experts.
 fn has_several(device: &CudaDevice, decoder: Decoder) -> bool {
     device.profile().persistent_rows > 1 && decoder.experts.is_none_or(|experts| experts.n_used <= 8)
 }
 
-/// Whether a plan's steps run in one launch: those of one row, and where there is a kernel for them
-/// those of several.
+/// Checks that a plan's one-row steps run in one launch, and also those of several rows if there is
+/// a kernel for them.
 fn is_whole(device: &CudaDevice, decoder: Decoder, plan: &Plan, limits: &Limits) -> Result<(), String> {
     let plan = fuse(plan, device.fusion());
     let memory = device.memory_plan(std::slice::from_ref(&plan), limits).map_err(|e| e.to_string())?;
@@ -149,8 +149,8 @@ fn is_whole(device: &CudaDevice, decoder: Decoder, plan: &Plan, limits: &Limits)
     memory.notes.iter().find(is_reason).map_or(Ok(()), |note| Err(note.clone()))
 }
 
-/// Rows of the steps of a decoder that persistent kernels run. In the kernel of several rows each
-/// row has a block for each KV head.
+/// Numbers of rows of a decoder's steps to test with persistent kernels. The kernel for several
+/// rows needs a block for each pair of a row and a KV head.
 fn rows_of(device: &CudaDevice, decoder: Decoder) -> impl Iterator<Item = usize> {
     let profile = device.profile();
     let most = match has_several(device, decoder) {
@@ -161,7 +161,7 @@ fn rows_of(device: &CudaDevice, decoder: Decoder) -> impl Iterator<Item = usize>
     [1, 2, 3, 5, 8].into_iter().filter(move |n_rows| *n_rows <= most)
 }
 
-/// How the persistent kernel of a decoder's steps of so many rows is named.
+/// Prefix of the name of the persistent kernel for a decoder's steps of `n_rows` rows.
 fn name_of(device: &CudaDevice, decoder: Decoder, n_rows: usize) -> &'static str {
     match decoder.experts {
         Some(_) if n_rows > 1 && has_several(device, decoder) => "persistent_decode_rows_experts_",
@@ -171,13 +171,13 @@ fn name_of(device: &CudaDevice, decoder: Decoder, n_rows: usize) -> &'static str
     }
 }
 
-/// Whether such steps run in the kernel that is meant: one compiled for the plan's table, where the
-/// profile says so and the compiler is there, unless layers differ.
+/// Checks that steps run in the expected kernel. It is compiled for the plan's own table if the
+/// profile allows this, NVRTC is installed, and all layers are of one kind.
 fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn Program) -> Result<(), String> {
     let is_mixed = decoder.experts.is_some_and(|experts| experts.first_dense);
     let expected = device.profile().fixed_tables && device.kernels().can_compile() && !is_mixed;
     let of = if expected { "persistent/fixed_" } else { "persistent/decode_" };
-    // Such a file would have the general kernel's code.
+    // A refused file runs the general kernel's code, so that this test would check nothing.
     if let Some(refused) = device.kernels().refused().first() {
         return Err(format!("refused by the compiler: {refused}"));
     }
@@ -193,8 +193,8 @@ fn is_of_its_own(device: &CudaDevice, decoder: Decoder, program: &dyn Program) -
     Ok(())
 }
 
-/// Run a step that must run in one launch, or where there is no kernel of several rows in one for
-/// each row, and look whether it did.
+/// Runs a step, and checks that it ran in one launch. Without a kernel for several rows, it must
+/// run in one launch for each row.
 fn runs_whole(
     device: &CudaDevice,
     decoder: Decoder,
@@ -218,10 +218,10 @@ fn runs_whole(
     }
 }
 
-/// A decoder against the interpreter. Gives the number of steps.
+/// Compares a decoder with the interpreter. Returns the number of steps.
 ///
 /// # Errors
-/// Where they differ; or that the persistent kernels do not take it.
+/// Results differ, or the persistent kernels cannot run the decoder.
 pub fn check_decoder(device: &CudaDevice, decoder: Decoder, seed: u64) -> Result<usize, String> {
     let case = decoder.case(seed);
     is_whole(device, decoder, &case.plans[0], &case.limits)?;
@@ -239,7 +239,8 @@ pub fn check_decoder(device: &CudaDevice, decoder: Decoder, seed: u64) -> Result
     check_cases(device as &dyn Device, [case], tolerance).map(|_| n_steps)
 }
 
-/// How the tokens of the sequences of a chain are chosen, of one alone and of several side by side.
+/// Choices of tokens to test with chains, each with a `Want` for every sequence: one sequence or
+/// three.
 fn wants_of_chains() -> Vec<Vec<Want>> {
     let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.1, random: 0.5 };
     let penalties = Some(Penalties { repeat: 1.1, presence: 0.1, frequency: 0.1 });
@@ -250,9 +251,10 @@ fn wants_of_chains() -> Vec<Vec<Want>> {
     alike.chain([all.to_vec()]).collect()
 }
 
-/// Decoders of which chains of steps are compared, and after how many tokens of the first sequence.
+/// Decoders whose chains of steps are tested, with the number of tokens of the first sequence
+/// before the chain.
 pub fn chains() -> Vec<(Decoder, usize)> {
-    // Each block of a large GPU has rows of their residual, so that a launch can compute several
+    // The residual has rows for each block of a large GPU, so that a launch can compute several
     // steps.
     let wide = Decoder { residual: 1088, n_layers: 2, ..Decoder::SMALL };
     vec![
@@ -260,8 +262,8 @@ pub fn chains() -> Vec<(Decoder, usize)> {
         (decoders()[2], 0),
         (decoders()[8], 0),
         (half_decoders()[0], 0),
-        // From 256 positions on, of heads of 128 columns from 128 on, several blocks attend to a KV
-        // head.
+        // Several blocks attend to a KV head from 256 positions on; with heads of 128 columns, from
+        // 128 on.
         (Decoder { windows: true, embedding: BlockType::Q5_1, ..wide }, 215),
         (Decoder { head_dim: 128, kv_type: KvType::Q8_0, embedding: BlockType::BF16, ..wide }, 90),
         (
@@ -277,11 +279,11 @@ pub fn chains() -> Vec<(Decoder, usize)> {
     ]
 }
 
-/// Tokens of a prompt of each sequence of a chain.
+/// Number of prompt tokens of each sequence of a chain.
 const PROMPTS: [usize; 3] = [20, 7, 33];
 
-/// A chain of steps, a row of each sequence, every step linked to the one before, `ahead` of them
-/// in flight. Gives the tokens that they chose, one step after the other.
+/// Runs a chain of steps with a row of each sequence. Every step reads the tokens of the previous
+/// one, and `ahead` steps are in flight. Returns the chosen tokens, step by step.
 fn chain(
     program: &mut dyn Program,
     sequences: &mut Sequences,
@@ -324,13 +326,13 @@ fn chain(
     Ok(tokens)
 }
 
-/// Chains of steps in flight, each linked to the one before, choose what the same steps choose one
-/// at a time; greedy, sampled and with penalties, of one sequence and of three; or only greedy and
-/// of one, where a launch may compute several steps. Before them come `before` tokens of the first
-/// sequence. Gives the number of steps.
+/// Checks that chains of steps in flight choose the same tokens as the same steps one at a time.
+/// Chains are greedy, sampled and with penalties, of one sequence and of three. `only_greedy` tests
+/// only greedy chains of one sequence, of which a launch may compute several steps. The first
+/// sequence begins with `before` tokens. Returns the number of steps.
 ///
 /// # Errors
-/// Where they differ, or an error of the device.
+/// Tokens differ, or the device failed.
 pub fn check_chain(
     device: &CudaDevice,
     decoder: Decoder,

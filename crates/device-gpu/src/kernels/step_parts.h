@@ -1,5 +1,5 @@
-// Parts of a step's region that the host writes in the same form for every GPU: spans, and how the
-// tokens of outputs are chosen. build.rs gives the host the same structs.
+// Parts of a step's region that the host writes in the same form for every GPU: spans, and the
+// choices of outputs' tokens. build.rs translates the structs to Rust.
 #pragma once
 
 // A token is an id, or this bit and an index into the buffer of chosen tokens: an output of an
@@ -23,7 +23,7 @@ struct Step {
     uint reserved1;
 };
 
-// Consecutive rows of one sequence. Its page tables are those of its index. 32 bytes.
+// Consecutive rows of one sequence. The span's index selects its page tables. 32 bytes.
 struct Span {
     uint first_row;
     uint n_rows;
