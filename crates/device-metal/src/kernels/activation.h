@@ -1,4 +1,4 @@
-// The element-wise functions. Numbers as device::Activation is mirrored in src/kernels.rs.
+// Activation functions. The numbers mirror device::Activation (src/kernels.rs).
 #pragma once
 
 #define ACTIVATION_SILU 0
@@ -10,7 +10,7 @@
 #define ACTIVATION_RELU_SQUARED 6
 #define ACTIVATION_SOFTPLUS 7
 
-// The error function within 2e-7: Abramowitz and Stegun, Handbook of Mathematical Functions,
+// The error function, to 2e-7: Abramowitz and Stegun, Handbook of Mathematical Functions,
 // 7.1.26.
 static inline float error_function(float x) {
     const float a = fabs(x);
@@ -20,15 +20,15 @@ static inline float error_function(float x) {
     return x < 0.0f ? -y : y;
 }
 
-// tanh through an exponential that cannot overflow: `1 - 2 / (exp(2x) + 1)` for a positive x, odd.
+// tanh from an exponential that cannot overflow: (1 - exp(-2|x|)) / (1 + exp(-2|x|)), odd in x.
 static inline float hyperbolic_tangent(float x) {
     const float e = precise::exp(-2.0f * fabs(x));
     const float y = (1.0f - e) / (1.0f + e);
     return x < 0.0f ? -y : y;
 }
 
-// ln(1 + u) of 0 <= u <= 1: twice the inverse hyperbolic tangent of s = u / (2 + u) <= 1/3, by its
-// series up to s^15.
+// ln(1 + u) for 0 <= u <= 1: twice the inverse hyperbolic tangent of s = u / (2 + u) <= 1/3, from
+// its series up to s^15.
 static inline float log_1_plus(float u) {
     const float s = u / (2.0f + u), q = s * s;
     const float tail = 1.0f / 9.0f + q * (1.0f / 11.0f + q * (1.0f / 13.0f + q * (1.0f / 15.0f)));

@@ -1,4 +1,4 @@
-// out[i] = the adapter of the span that row i belongs to, 0 for none.
+// out[i] = the adapter of the span that output i belongs to, 0 without an adapter.
 //
 // Buffers: 0 ElementArguments (cols 1), 1 step, 2 out (rows, 1), 3 outputs (n_outputs), 4 row_spans
 // (tokens), 5 spans. Grid: ceil(rows / 256) threadgroups of 256. Moves 12 bytes a row.

@@ -1,15 +1,15 @@
-// The best token of each output that wants it: the index of the largest column, the lowest of
-// equals; NaN and -infinity are never chosen.
+// The best token of each output that needs one: the column of the largest logit, the lowest such
+// column if several are equal. NaN and -infinity are never chosen.
 //
-// A threadgroup makes one row: each thread every n-th column, then over the SIMD-group, then over
-// the SIMD-groups. With BESTS it looks at the largest of each threadgroup of the product that made
-// the row (linear/gemv.h), and not at the row.
+// A threadgroup computes one row: each thread searches every n-th column, then the SIMD-group, then
+// the threadgroup reduces the results. With BESTS the kernel searches the largest logits that the
+// head's threadgroups left (linear/gemv.h), instead of the row.
 //
 // Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 chosen: from
-// step.first_chosen on the token of each output, NO_TOKEN where there is none; 5 with BESTS:
-// (outputs, cols) of {float bits, column}. Constants: BESTS. Grid: (outputs) threadgroups of 1024
-// at most, whole SIMD-groups; those of outputs that want no best token return at once. Moves 4
-// bytes an element, or 8.
+// step.first_chosen on the token of each output, NO_TOKEN if there is none; 5 with BESTS: (outputs,
+// cols) of {float bits, column}. Constants: BESTS. Grid: (outputs) threadgroups of at most 1024
+// threads, whole SIMD-groups. Threadgroups of outputs that need no best token return at once. Moves
+// 4 bytes an element, or 8 with BESTS.
 #include <metal_stdlib>
 using namespace metal;
 #include "constants.h"
@@ -40,7 +40,7 @@ kernel void argmax(
     const ulong first = ulong(row) * args.cols;
     float best = -INFINITY;
     uint index = NONE;
-    // Columns ascend, so that of equals the first stays.
+    // Columns ascend, so the lowest of equal columns stays.
     for (uint i = thread_index; i < args.cols; i += n_threads) {
         float value;
         uint column = i;
@@ -72,6 +72,6 @@ kernel void argmax(
             index = indices[i];
         }
     }
-    // NONE, where nothing was larger than -infinity, is NO_TOKEN.
+    // NONE equals NO_TOKEN: no logit is larger than -infinity.
     chosen[step->first_chosen + row] = index;
 }

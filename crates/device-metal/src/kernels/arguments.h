@@ -1,31 +1,30 @@
 // Arguments of the kernels of this folder: structs of 4-byte fields, sizes multiples of 16, passed
-// with setBytes at buffer
-// 0. build.rs gives the host the same structs. Those of linear/ and attention/ are in those
-//    folders.
+// with setBytes at buffer 0. build.rs translates them to Rust for the host. linear/ and attention/
+// have headers of their own.
 #pragma once
 
-// Kernels whose operands are the same on every GPU (device-gpu/src/signature.rs): activate, gate,
-// gate_clamped, add, scale, softcap, clamped, columns, join_heads, expert_bias, select_rows, input,
-// ordinals. And pool, adapters.
+// Arguments of element-wise kernels, whose operands are the same on every GPU
+// (device-gpu/src/signature.rs): activate, gate, gate_clamped, add, scale, softcap, clamped,
+// columns, join_heads, expert_bias, select_rows, input, ordinals. Also of pool and adapters.
 struct ElementArguments {
-    uint per_token; // rows of out, see rows_of in step.h
-    uint cols;      // of a row of out
-    uint first;     // columns: the first one taken of each group
-    // columns: of a group of x; expert_bias: of an expert; join_heads: of a head of out
+    uint per_token; // rows of out for each token, see rows_of in step.h
+    uint cols;      // columns of out
+    uint first;     // columns: the first column taken of each group
+    // Columns of a group of x (columns), of an expert (expert_bias), of a head of out (join_heads).
     uint group;
-    // columns: taken of each group; expert_bias: experts of a row; join_heads: columns of a head of
-    // a
+    // Columns taken of each group (columns), experts of a row (expert_bias), columns of a head of a
+    // (join_heads).
     uint taken;
-    // scale: the factor; softcap: the cap; clamped: the least; gate_clamped: in the sigmoid
+    // Factor (scale), cap (softcap), lower bound (clamped), factor in the sigmoid (gate_clamped).
     float factor;
-    float limit;    // clamped: the most; gate_clamped: bound of both
+    float limit;    // upper bound (clamped), bound of gate and up (gate_clamped)
     uint reserved;
 };
 
-// rms_norm and layer_norm.
+// Arguments of rms_norm and layer_norm.
 struct NormArguments {
-    uint per_token;
-    uint cols;  // of a row
+    uint per_token; // rows for each token, see rows_of in step.h
+    uint cols;  // columns of a row
     uint group; // columns normalised together
     float eps;
     uint weights; // rms_norm: length of the weight, group or cols; not 0
@@ -34,15 +33,15 @@ struct NormArguments {
     uint reserved2;
 };
 
-// How the heads of one value turn.
+// Norm and RoPE of the heads of one value.
 struct TurnArguments {
     uint n_heads;
-    uint n_dims; // columns of a head that turn
-    float scale; // on cosine and sine
-    float eps;   // of the norm before
+    uint n_dims; // columns of a head that RoPE rotates
+    float scale; // factor on cosine and sine
+    float eps;   // of the norm before RoPE
 };
 
-// rope: heads of one value.
+// Arguments of rope.
 struct RopeArguments {
     uint head_dim;
     uint reserved0;
@@ -51,24 +50,24 @@ struct RopeArguments {
     TurnArguments turn;
 };
 
-// Where keys and values of a layer lie in the pages of its group.
+// Place of a layer's keys and values in the pages of its KV group.
 struct PagesArguments {
-    uint layer_offset; // bytes of a page before the layer's
+    uint layer_offset; // offset of the layer in a page, in bytes
     uint group;
     uint page_len;
     uint n_kv_heads;
     uint head_dim;
-    uint values_are_keys; // 1: a page has no values, the keys are read for them
+    uint values_are_keys; // 1: pages store no values, the keys are the values
     uint reserved0;
     uint reserved1;
 };
 
-// kv_write.
+// Arguments of kv_write.
 struct KvWriteArguments {
     PagesArguments pages;
 };
 
-// qk_rope_kv.
+// Arguments of qk_rope_kv.
 struct QkRopeKvArguments {
     PagesArguments pages;
     TurnArguments q; // n_heads 0: no query heads
@@ -79,7 +78,7 @@ struct QkRopeKvArguments {
     uint reserved2;
 };
 
-// route.
+// Arguments of route and expert_groups.
 struct RouteArguments {
     uint per_token;
     uint n_experts;
@@ -87,11 +86,11 @@ struct RouteArguments {
     float factor;
     uint n_groups; // FC_GROUPS; divides n_experts
     uint n_used;   // groups whose experts can be chosen
-    uint n_best;   // experts whose sizes are a group's
+    uint n_best;   // experts of a group whose sizes are summed
     uint reserved;
 };
 
-// expert_sum.
+// Arguments of expert_sum.
 struct ExpertSumArguments {
     uint per_token;
     uint cols;
@@ -99,35 +98,35 @@ struct ExpertSumArguments {
     uint reserved;
 };
 
-// unfold.
+// Arguments of unfold.
 struct UnfoldArguments {
     uint per_token; // rows of out for each token
     uint cols;      // of x
     uint size;      // rows of a window
-    uint stride;    // rows from one window to the next
+    uint stride;    // rows between the starts of two windows
 };
 
-// short_conv.
+// Arguments of short_conv.
 struct ShortConvArguments {
     uint cols;
     uint size;         // rows of a window
-    uint state_stride; // numbers from one state to the next
+    uint state_stride; // floats between the starts of two states
     uint reserved;
 };
 
-// gated_delta and selective_scan: see scan.h.
+// Arguments of gated_delta and selective_scan, see scan.h.
 struct ScanArguments {
     uint n_heads;
     uint n_shared;     // heads of keys and queries
-    uint rows;         // of a head's state: columns of a key
-    uint cols;         // and of a value
-    uint state_stride; // numbers from one state to the next
+    uint rows;         // rows of a head's state: columns of a key
+    uint cols;         // columns of a head's state: columns of a value
+    uint state_stride; // floats between the starts of two states
     float scale;       // gated_delta: factor on the output
-    uint least_chunk;  // rows of a span from which on it goes in chunks, see scan_chunks.h
+    uint least_chunk;  // minimum rows of a span that is computed in chunks, see scan_chunks.h
     uint reserved;
 };
 
-// peaks.
+// Arguments of peaks.metal.
 struct PeakArguments {
     uint n_vectors;
     uint reserved0;

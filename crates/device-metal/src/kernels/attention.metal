@@ -1,4 +1,4 @@
-// Attention over the pages of the row's own sequence: decode, the merge of its parts, prefill.
+// Attention over the pages of the row's own sequence: decode, the merge of split decode, prefill.
 #include <metal_stdlib>
 using namespace metal;
 #include "attention/decode.h"

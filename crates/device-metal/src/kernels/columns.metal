@@ -1,4 +1,4 @@
-// out = x[:, first .. first + taken] of each group of columns: whole rows where there is one.
+// out = x[:, first .. first + taken] of each group of columns.
 //
 // Buffers: 0 ElementArguments, 1 step, 2 x (rows, groups * group), 3 out (rows, groups * taken).
 // Grid: ceil(rows * groups * taken / 256) threadgroups of 256. Moves 8 bytes an element of out.

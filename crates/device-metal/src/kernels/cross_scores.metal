@@ -1,9 +1,9 @@
-// cross_scores_<kv>: out[row, i * n_positions + p] = scale * q_h . k_p of h = heads[i], without
+// cross_scores_<kv>: out[row, i * n_positions + p] = scale * q_h . k_p with h = heads[i], without a
 // softmax. <kv>: f32, f16, q8_0.
 //
 // Host contract
-//   buffers 0 AttentionArguments (pages, n_heads, n_positions, n_chosen, scale) 1 Step 2 q (n,
-//   n_heads * head_dim) f32
+//   buffers  0 AttentionArguments (pages, n_heads, n_positions, n_chosen, scale)    1 Step
+//            2 q (n, n_heads * head_dim) f32
 //            4 row_spans (n)    6 page_tables    8 heads (n_chosen) u32
 //            9 out (n, n_chosen * n_positions) f32
 //   threads  32

@@ -1,15 +1,17 @@
-// embed_<type>: out[i] = scale * table[token[i]], any type of weight.
+// embed_<type>: out[i] = scale * table[token[i]], for any type of weight.
 //
 // Host contract
-//   buffers 0 EmbedArguments (linear/arguments.h) 1 tokens (n) u32 2 chosen tokens (token_of in
-//   step.h)
+//   buffers  0 EmbedArguments (linear/arguments.h)
+//            1 tokens (n) u32    2 chosen tokens (token_of in step.h)
 //            3 codes, 6 scales, 9 offsets of the table
-//            16 out (n, n_cols) f32                   20 Step
+//            16 out (n, n_cols) f32    20 Step
 //            Alignments and unused buffers as in linear/gemv.h.
-//   threads  any multiple of 32, at least 32; a thread makes 16 columns at a time
-//   grid (ceil(n_cols / 16 / threads), n, 1), n the tokens of the step; fewer threadgroups in x are
-//   right too constants LINEAR_SCALAR of floats and integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC
-//   of affine types reads one row of the table for each token
+//   threads  any multiple of 32; a thread computes 16 columns at a time
+//   grid     (ceil(n_cols / 16 / threads), n, 1), n the tokens of the step; fewer threadgroups in x
+//            also work
+//   constants LINEAR_SCALAR for floats and integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC for
+//            affine types
+//   reads    one row of the table for each token
 #pragma once
 #include "linear/arguments.h"
 #include "linear/block.h"

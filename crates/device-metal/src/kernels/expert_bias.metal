@@ -1,4 +1,5 @@
-// out[:, j] = x_j + bias[ids[:, j]], x_j the j-th of k parts of a row, each of `group` columns.
+// out[:, j] = x_j + bias[ids[:, j]], where x_j is the j-th of k parts of a row, of `group` columns
+// each.
 //
 // Buffers: 0 ElementArguments, 1 step, 2 x (rows, k * group), 3 ids (rows, k), 4 bias (n_experts,
 // group), 5 out (rows, k * group). Grid: ceil(rows * k * group / 256) threadgroups of 256. Moves 12

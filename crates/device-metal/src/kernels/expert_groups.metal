@@ -1,24 +1,23 @@
-// expert_groups: which pairs (a row and one of its k experts) go to each expert, for
-// expert_linear_<type>_gemm. With FC_ROUTES the experts are chosen here too, as route.metal does
-// it.
+// expert_groups: groups the pairs (a row and one of its k experts) by expert, for
+// expert_linear_<type>_gemm. With FC_ROUTES it also chooses the experts, as route.metal does.
 //
 // Host contract
-//   buffers 0 RouteArguments 1 Step 2 x (n, n_experts), 4 weights (n, k), 5 scales, 6 bias
-//   (n_experts): as of
-//            route.metal
+//   buffers  0 RouteArguments    1 Step
+//            2 x (n, n_experts), 4 weights (n, k), 5 scales, 6 bias (n_experts), as in route.metal
 //            3 ids (n, k) u32, written with FC_ROUTES
-//            23 order (n * k) u32: pairs sorted by expert, of equals the lower pair first
-//            24 ExpertTile[n_experts + n * k / 32]: up to 32 neighbours in `order` of one expert; those left over have no pairs
-//            What the constants leave out may be bound to anything.
+//            23 order (n * k) u32: pairs sorted by expert; pairs of one expert ascend
+//            24 ExpertTile[n_experts + n * k / 32]: up to 32 neighbours in `order` of one expert;
+//               unused tiles have no pairs
+//            Buffers that the constants leave unused may be bound to anything.
 //   threads  a multiple of 32, at most 1024
 //   grid     (1, 1, 1)
 //   constants FC_ROUTES, and those of route.metal
 //   n_experts at most 1024
 //
-// One threadgroup. A thread counts the pairs of an expert in a slice of the rows, as many slices as
-// there are threads for; sums over experts and slices say where each begins, and the thread goes
-// over its ids again and writes. ids are read twice for each expert, from caches; neighbouring
-// threads read the same id.
+// One threadgroup does all the work. A thread counts the pairs of one expert in a slice of the
+// rows; there are as many slices as threads allow. Sums over experts and slices give the first
+// place of each slice. The thread then scans its ids again and writes the pairs. ids are read twice
+// for each expert, from caches; neighbouring threads read the same id.
 #include <metal_stdlib>
 using namespace metal;
 #include "linear/arguments.h"

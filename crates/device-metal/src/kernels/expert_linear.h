@@ -1,57 +1,64 @@
 // expert_linear_<type>_gemv and _gemm: products with the matrices of the experts that a router
 // chose for each row.
 //
-// expert_linear_<type>_gemv: y[pair] = W[ids[pair]] x, a pair being a row of x and one of its k
-// experts; for few rows.
+// expert_linear_<type>_gemv: y[pair] = W[ids[pair]] x, for few rows. A pair is a row of x and one
+// of its k experts.
 //
-//   buffers 0 ExpertArguments those of linear/parameters.h, of which 1 x (n, n_in), or (n, k *
-//   n_in) with EXPERTS_OWN_INPUT
-//            2 norm (n_in), LINEAR_NORM     15 residual (1, n_out_0), EXPERTS_SUM and LINEAR_RESIDUAL
+//   buffers  0 ExpertArguments, and those of linear/parameters.h, with:
+//            1 x (n, n_in), or (n, k * n_in) with EXPERTS_OWN_INPUT
+//            2 norm (n_in), LINEAR_NORM
+//            15 residual (1, n_out_0), EXPERTS_SUM and LINEAR_RESIDUAL
 //            16 y (n, k, n_out_0); with EXPERTS_SUM (n, n_out_0)
-//            3, 6, 9 codes, scales, offsets of a dense weight (beside_n_out, beside_n_in), 29 its x, 17 its y (beside_n_out),
-//              EXPERTS_BESIDE; 4, 7, 10 those of a second one (LINEAR_GATE: up)
-//            20 Step               21 ids (n, k) u32         22 chosen (n, k) f32, EXPERTS_SUM: how much each counts
-//            25 weights 0, 26 weights 1 (LINEAR_GATE: up): the buffer in which all experts' matrices lie
-//            27 places 0, 28 places 1: ulong[3][n_experts], bytes from the buffer's start to each expert's codes, then to its scales,
-//              then to its offsets; the last two are read only for types with planes, and are there for no others
+//            3, 6, 9 codes, scales, offsets of a dense weight (beside_n_out, beside_n_in), 29 its
+//              x, 17 its y (beside_n_out), EXPERTS_BESIDE; 4, 7, 10 those of its up (LINEAR_GATE)
+//            20 Step
+//            21 ids (n, k) u32
+//            22 chosen (n, k) f32, EXPERTS_SUM: weight of each expert
+//            25 weights 0, 26 weights 1 (LINEAR_GATE: up): the buffer that holds all experts'
+//              matrices
+//            27 places 0, 28 places 1: ulong[3][n_experts], bytes from the buffer's start to each
+//              expert's codes, then to its scales, then to its offsets; only types with planes have
+//              and read the last two
 //   threads  32 * S, S = 1 to 16 simdgroups
-//   grid (ceil(B / S), n * k, 1), B = ceil(n_out_0 / 4), with LINEAR_GATE ceil(n_out_0 / 2); with
-//   EXPERTS_SUM (ceil(B / S), n, 1); with
-//            EXPERTS_BESIDE n is 1, and there are as many rows of threadgroups more as the dense weight's blocks fill
+//   grid     (ceil(B / S), n * k, 1), with EXPERTS_SUM (ceil(B / S), n, 1); B = ceil(n_out_0 / 4),
+//            with LINEAR_GATE ceil(n_out_0 / 2). With EXPERTS_BESIDE n is 1, and the grid has
+//            further rows of threadgroups for the dense weight's blocks
 //   constants LINEAR_NORM, _RESIDUAL, _GATE, _ACTIVATION, EXPERTS_OWN_INPUT, EXPERTS_SUM,
-//   EXPERTS_BESIDE; those of the type reads the chosen experts' matrices, once for each pair
+//            EXPERTS_BESIDE; those of the type
+//   reads    the chosen experts' matrices, once for each pair
 //
 //   LINEAR_GATE: y = activation(W_0 x) * (W_1 x). EXPERTS_SUM: y = residual + sum over j of
-//   chosen[j] * (W[ids[j]] x_j), the sum over experts ascending and inside the sum over lanes.
-//   EXPERTS_BESIDE: the threadgroups after make a product that neither reads nor is read by the
-//   experts', so that the two are one dispatch; LINEAR_NORM and LINEAR_GATE are both's.
+//   chosen[j] * (W[ids[j]] x_j). The sum over experts ascends, and is inside the sum over lanes.
+//   EXPERTS_BESIDE: the last rows of threadgroups compute an independent dense product, so that
+//   both products are one dispatch. LINEAR_NORM and LINEAR_GATE apply to both.
 //
 // expert_linear_<type>_gemm: the same products for many rows, by tiles of up to 32 pairs of one
-// expert that expert_groups made.
+// expert, which expert_groups wrote.
 //
-//   buffers 0 LinearArguments, 1, 16, 25 to 28 as above 23 order (n * k) u32: pairs sorted by
-//   expert 24 ExpertTile[tiles] threads 128
-//   grid (T, tiles, 1), T = ceil(n_out_0 / 64), with LINEAR_GATE ceil(n_out_0 / 32); tiles =
-//   n_experts + n * k / 32, those
-//            left over have no pairs
+//   buffers  0 LinearArguments, 1, 16, 25 to 28 as above
+//            23 order (n * k) u32: pairs sorted by expert
+//            24 ExpertTile[tiles]
+//   threads  128
+//   grid     (T, tiles, 1), T = ceil(n_out_0 / 64), with LINEAR_GATE ceil(n_out_0 / 32);
+//            tiles = n_experts + n * k / 32, of which unused ones have no pairs
 //   constants LINEAR_GATE, _ACTIVATION, EXPERTS_OWN_INPUT; those of the type
 //   reads    a tile of an expert's matrix once for up to 32 of its pairs
 //
 // Tiles, operands and orders of accumulation are those of linear/gemv.h and linear/gemm.h. Vectors
-// of x are loaded as there, float4 by float4.
+// of x are loaded as float4, like there.
 #pragma once
 #include "linear/gemm.h"
 #include "linear/parameters.h"
 
-// The matrices of all experts: the buffers in which those of weights 0 and 1 lie, and where each
-// lies in them.
+// The matrices of all experts: the buffers of weights 0 and 1, and the place of each matrix in
+// them.
 #define EXPERT_BUFFERS                                     \
     device const uchar * weights_0 [[buffer(25)]],         \
     device const uchar * weights_1 [[buffer(26)]],         \
     device const ulong * places_0 [[buffer(27)]],          \
     device const ulong * places_1 [[buffer(28)]]
 
-// Row `row` of an expert's matrix.
+// Returns row `row` of an expert's matrix.
 static inline WeightRow expert_row(device const uchar * weights, device const ulong * places, bool planes, uint expert,
                                    threadgroup const float * levels, constant LinearArguments & a, uint row) {
     device const uchar * codes = weights + places[expert];
@@ -120,7 +127,7 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
 
     const uint row = first + (LINEAR_GATE ? lane % 2 : lane);
     float value = s.product;
-    // Lanes 0 to 3 have the squares; so does whoever writes.
+    // Lanes 0 to 3 have the squares, and only these lanes write.
     if (LINEAR_NORM) value *= rsqrt(s.squares / float(beside ? all.beside_n_in : a.n_in) + a.eps);
     if (LINEAR_GATE) {
         const float up = simd_shuffle_down(value, 2);
@@ -159,7 +166,7 @@ kernel void expert_gemm(constant LinearArguments & a [[buffer(0)]],
     const bool up = LINEAR_GATE && w_at.x == 1;
     const WeightRow w_row = expert_row(up ? weights_1 : weights_0, up ? places_1 : places_0, D::PLANES, tile.expert, levels, a,
                                        min(w_at.y, n_out - 1));
-    // Pairs that are not there are the last one again.
+    // Absent pairs repeat the last one.
     const uint pair = order[tile.first + min(uint(tid / 4), tile.n_pairs - 1)];
     const uint x_row = EXPERTS_OWN_INPUT ? pair : pair / a.experts_per_row;
     const GemmSums<32> sums =

@@ -1,10 +1,10 @@
-// out = sum over j of weights[:, j] * x_j [+ residual], x_j the j-th of k parts of a row, in the
-// order of j.
+// out = sum over j of weights[:, j] * x_j [+ residual], where x_j is the j-th of k parts of a row.
+// The sum is in the order of j.
 //
 // Buffers: 0 ExpertSumArguments, 1 step, 2 x (rows, k * cols), 3 weights (rows, k), 4 out (rows,
-// cols; may be the residual), 5 residual (rows, cols); without one anything may be bound there.
-// Constants: FC_HAS_RESIDUAL. Grid: ceil(rows * cols / 256) threadgroups of 256. Moves 4 * (k + 1)
-// bytes an element of out, 4 more with a residual.
+// cols; may be the residual), 5 residual (rows, cols); may be bound to anything without
+// FC_HAS_RESIDUAL. Constants: FC_HAS_RESIDUAL. Grid: ceil(rows * cols / 256) threadgroups of 256.
+// Moves 4 * (k + 1) bytes an element of out, 4 more with a residual.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

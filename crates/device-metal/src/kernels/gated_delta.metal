@@ -2,17 +2,17 @@
 // diag(exp(rate * step)) S; S += k (beta (v - S^T k))^T; out = scale * S^T q. Contract: scan.h; x
 // is v.
 //
-// Further buffers: 10 beta (n, n_heads). Constants: FC_STEP_PER_ROW (not of chunks), FC_TILED (head
-// h has the keys of h % n_shared, otherwise of h / (n_heads / n_shared)).
-// Moves S twice for a span; k, q, v, step, beta and out once for a position and a column of
-// threadgroups.
+// Further buffers: 10 beta (n, n_heads). Constants: FC_STEP_PER_ROW (not for chunks), FC_TILED
+// (head h uses the keys of h % n_shared, otherwise of h / (n_heads / n_shared)). Moves S twice for
+// a span; k, q, v, step, beta and out once for each position and column of threadgroups.
 //
 // With FC_STEP_PER_ROW, A[t][s] of scan_chunks.h is the sum over i of q[t][i] k[s][i] exp(L[t][i] -
-// L[s][i]), which is not a product of matrices: exp(L[t][i]) exp(-L[s][i]) leaves the range of f32
-// as soon as a row decays by e^-88 in a chunk. Between two blocks of eight positions a factor to
-// each side of the boundary would do, but within the blocks there are 36 pairs, so that 16
-// positions of 128 rows take 9,216 exponentials beside 4,096 of the factors, where one by one they
-// take 2,048. Such heads are gone through one by one.
+// L[s][i]). It cannot be split into a product of matrices: exp(L[t][i]) exp(-L[s][i]) leaves the
+// range of f32 as soon as a row decays by e^-88 in a chunk. Between two blocks of eight positions,
+// one factor on each side of the boundary would suffice. Within a block there are 36 pairs of
+// positions. So 16 positions of 128 rows would take 9,216 exponentials and 4,096 more for the
+// factors, against 2,048 position by position. Such heads are therefore computed position by
+// position.
 #include <metal_stdlib>
 using namespace metal;
 #include "instantiate.h"
@@ -26,7 +26,7 @@ static inline uint shared_of(constant ScanArguments &args, uint head) {
     return TILED ? head % args.n_shared : head / (args.n_heads / args.n_shared);
 }
 
-// A span, position by position. N: vectors of four rows that a lane has.
+// Computes a span position by position. N: vectors of four rows that a lane holds.
 template<ushort N>
 static inline void gated_delta_walk(constant ScanArguments &args, ScanBuffers b, device const Span &span, ScanLane mine) {
     if (mine.column / SCAN_COLUMNS * SCAN_COLUMNS >= args.cols) return;
@@ -83,7 +83,10 @@ kernel void gated_delta_chunks(SCAN_PARAMETERS) {
         gated_delta_walk<N>(args, buffers, span, mine);
         return;
     }
-    scan_chunks<N, true>(args, buffers, span, mine, shared_of(args, mine.head), 0.0f, SCAN_CHUNK_PARTS, sg, n_sg, lane);
+    const ScanHead head = scan_head(args, buffers, mine, shared_of(args, mine.head), 0.0f, lane);
+    const ScanMemory memory = SCAN_CHUNK_PARTS;
+    const ScanThread at = {sg, n_sg, lane};
+    scan_chunks<N, true>(args, buffers, span, head, memory, at);
 }
 
 INSTANTIATE(gated_delta_64, gated_delta<4>)

@@ -1,4 +1,4 @@
-// out = what the step gives, from the step buffer to the arena.
+// out = an input of the step, copied from the step buffer to the arena.
 //
 // Buffers: 0 ElementArguments, 1 step, 2 input (rows, cols), 3 out (rows, cols).
 // Grid: ceil(rows * cols / 256) threadgroups of 256. Moves 8 bytes an element.

@@ -1,4 +1,5 @@
-// A template's kernel under the host's name: INSTANTIATE(linear_q4_0_gemv_1, linear_gemv<Q4_0, 1>).
+// Instantiates a kernel template under the host's name: INSTANTIATE(linear_q4_0_gemv_1,
+// linear_gemv<Q4_0, 1>).
 #pragma once
 
 #define HOST_NAME(name) #name

@@ -1,27 +1,30 @@
-// How a branch joins the residual stream after norms of its own: what join.metal and
-// linear/joined.h do with a row.
+// Adds a branch to the residual stream after norms of the branch's own: the part that join.metal
+// and linear/joined.h share, for one row.
 //
-//     sum = factor * (residual + rms_norm(y) * weight), without JOIN_NORM factor * (residual + y)
-//     y = x, with JOIN_PAIR rms_norm(x) * first_weight + rms_norm(o) * other_weight, with JOIN_PARTS alone, and no JOIN_NORM, o
-//     o = other, or with JOIN_PARTS sum over j of chosen[j] * other_j, other_j the j-th of n_parts parts of a row
+//     sum = factor * (residual + rms_norm(y) * weight); without JOIN_NORM factor * (residual + y)
+//     y   = x
+//           with JOIN_PAIR rms_norm(x) * first_weight + rms_norm(o) * other_weight
+//           with JOIN_PARTS, without JOIN_PAIR and JOIN_NORM: o
+//     o   = other; with JOIN_PARTS sum over j of chosen[j] * other_j, where other_j is the j-th of
+//           n_parts parts of a row
 //
-// Sums of squares: each thread every n-th column, then threadgroup_sum.
+// Sums of squares: each thread adds every n-th column, then threadgroup_sum.
 #pragma once
 #include "linear/arguments.h"
 #include "reduce.h"
 
 // The branch's norm has a weight.
 constant bool JOIN_WEIGHT [[function_constant(20)]];
-// The branch is the sum of two, each after a norm of its own.
+// The branch is the sum of two values, each after its own norm.
 constant bool JOIN_PAIR [[function_constant(21)]];
-// The second of the pair, or the branch, is a weighed sum of parts.
+// The second value of the pair, or the branch, is a weighted sum of parts.
 constant bool JOIN_PARTS [[function_constant(22)]];
-// Norms of the sum that follow at once: 0 to 3; in linear/joined.h 0 or 1.
+// Number of norms of the sum that the same dispatch computes: 0 to 3; in linear/joined.h 0 or 1.
 constant uint JOIN_NORMS [[function_constant(23)]];
 // The branch has a norm of its own.
 constant bool JOIN_NORM [[function_constant(24)]];
 
-// What a row is made of.
+// Operands of a row.
 struct JoinRow {
     device const float * x;            // (cols)
     device const float * weight;       // (cols), JOIN_WEIGHT
@@ -32,7 +35,7 @@ struct JoinRow {
     device const float * chosen;       // (n_parts), JOIN_PARTS
 };
 
-// A thread among those that make a row.
+// A thread of the threadgroup that computes a row.
 struct JoinThread {
     uint tid;
     uint n_threads;
@@ -51,9 +54,9 @@ static inline float join_other(JoinRow from, constant JoinArguments & a, uint i)
     return o;
 }
 
-// Leaves the sum in `row`, where a thread reads only what it wrote itself. With JOIN_NORMS the
-// result is the sum of the row's squares, the same in every thread. `scratch` has a float for each
-// simdgroup. Every thread of the threadgroup calls it.
+// Writes the sum to `row`, of which a thread reads only columns that it wrote itself. With
+// JOIN_NORMS it returns the sum of the row's squares, the same in every thread. `scratch` has a
+// float for each simdgroup. Every thread of the threadgroup calls it.
 template<class P>
 static inline float join_row(P row, JoinRow from, constant JoinArguments & a, threadgroup float * scratch, JoinThread at) {
     if (JOIN_PAIR) {

@@ -1,17 +1,17 @@
-// A branch joins the residual stream, after norms of its own or as the sum of experts' parts, and
-// the norms of the sum that follow:
+// Adds a branch to the residual stream, after norms of its own or as the sum of experts' parts, and
+// computes the norms of the sum that follow:
 //
 //     out = factor * (residual + rms_norm(branch) * weight), normed_n = rms_norm(out) * norm_n
 //
-// What the branch is, and the order of sums: join.h. A threadgroup makes a row, and holds it in
-// `out` between its passes.
+// join.h has the formula of the branch, and the order of sums. A threadgroup computes a row, and
+// keeps it in `out` between its passes.
 //
-// Buffers: 0 JoinArguments, 1 step, 2 x (rows, cols), 3 out (rows, cols; nothing that is read), 4
+// Buffers: 0 JoinArguments, 1 step, 2 x (rows, cols), 3 out (rows, cols; overlaps no input), 4
 // weight (cols), 5 residual (rows, cols), 6 first_weight (cols), 7 other (rows, cols) or (rows,
 // n_parts * cols), 8 other_weight (cols), 9 chosen (rows, n_parts), 10, 11, 12 norms (cols), 13,
-// 14, 15 normed (rows, cols). What the constants leave out may be bound to anything. Constants:
-// those of join.h. Grid: (rows) threadgroups of 32 to 1024 threads, whole SIMD-groups. Moves 12
-// bytes an element, 4 more for each norm.
+// 14, 15 normed (rows, cols). Buffers that the constants leave unused may be bound to anything.
+// Constants: those of join.h. Grid: (rows) threadgroups of 32 to 1024 threads, whole SIMD-groups.
+// Moves 12 bytes an element, 4 more for each norm.
 #include <metal_stdlib>
 using namespace metal;
 #include "join.h"

@@ -1,4 +1,4 @@
-// Heads put together: those of out are those of a, each with that of b after it.
+// Concatenates heads: each head of out is a head of a, followed by the same head of b.
 //
 // Buffers: 0 ElementArguments, 1 step, 2 a (rows, n_heads * taken), 3 b (rows, n_heads * (group -
 // taken)), 4 out (rows, n_heads * group). Grid: ceil(rows * columns of out / 256) threadgroups

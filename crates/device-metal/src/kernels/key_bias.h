@@ -1,13 +1,16 @@
-// What keys are stored without: the bias of their projection, turned to the key's position.
+// Part of a key that is not stored: the bias of its projection, rotated to the key's position.
 // device::key_bias has the formula.
 //
-// The buffer of a layer, in words of 4 bytes: n_constant, n_pairs, 0, 0; n_constant columns that do
-// not turn; n_pairs times two that turn together; (n_kv_heads, n_constant + 2 * n_pairs) biases of
-// these columns; (n_pairs, 2, KEY_BLOCK) cosines and sines from the first position of a block on;
-// (blocks, n_pairs, 2) those at the first position.
+// The buffer of a layer, in words of 4 bytes:
+//   n_constant, n_pairs, 0, 0
+//   (n_constant) columns that RoPE leaves unchanged
+//   (n_pairs, 2) pairs of columns that RoPE rotates
+//   (n_kv_heads, n_constant + 2 * n_pairs) biases of these columns
+//   (n_pairs, 2, KEY_BLOCK) cosines and sines of the position within a block
+//   (blocks, n_pairs, 2) cosines and sines of the first position of a block
 //
-// A query's terms: one number of all columns that do not turn, then two of each pair, which meet
-// cosine and sine.
+// The terms of a query: one number for all unrotated columns, then two for each pair, which are
+// multiplied by the cosine and the sine of the key's position.
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
@@ -18,10 +21,10 @@ using namespace metal;
 struct KeyBias {
     uint n_constant;
     uint n_pairs;
-    device const uint * columns;  // n_constant, then n_pairs times two
-    device const float * values;  // as many biases of the head
-    device const float * within;
-    device const float * starts;
+    device const uint * columns;  // (n_constant), then (n_pairs, 2)
+    device const float * values;  // (n_constant + 2 * n_pairs), biases of the head
+    device const float * within;  // (n_pairs, 2, KEY_BLOCK)
+    device const float * starts;  // (blocks, n_pairs, 2)
 
     // Cosine and sine of a pair at a position.
     float2 turn(uint pair, uint position) const {
@@ -32,21 +35,22 @@ struct KeyBias {
 
     uint2 columns_of(uint pair) const { return uint2(columns[n_constant + 2 * pair], columns[n_constant + 2 * pair + 1]); }
 
-    // The two terms of a pair for a query.
+    // Returns the two terms of a pair for a query.
     template<class Q> float2 terms_of(uint pair, Q q) const {
         const uint2 c = columns_of(pair);
         const float a = values[n_constant + 2 * pair], b = values[n_constant + 2 * pair + 1], qa = q[c.x], qb = q[c.y];
         return float2(qa * a + qb * b, qb * a - qa * b);
     }
 
-    // The term of all columns that do not turn. One simdgroup calls it.
+    // Returns the term of all unrotated columns. One simdgroup calls it.
     template<class Q> float constant_term(Q q, ushort lane) const {
         float sum = 0.0f;
         for (uint i = lane; i < n_constant; i += 32) sum += q[columns[i]] * values[i];
         return simd_sum(sum);
     }
 
-    // Subtract it from a key. One simdgroup calls it, and a barrier before others read the key.
+    // Subtracts the bias from a key. One simdgroup calls it; a barrier must follow before other
+    // lanes read the key.
     void subtract(threadgroup float * key, uint position, ushort lane) const {
         for (uint i = lane; i < n_constant; i += 32) key[columns[i]] -= values[i];
         for (uint pair = lane; pair < n_pairs; pair += 32) {

@@ -1,5 +1,5 @@
-// Storing vectors of heads in KV pages: page, layer, keys then values, head, position, as
-// device::KvLayout lays them out.
+// Stores vectors of heads in KV pages. The order is page, layer, keys then values, head, position,
+// as in device::KvLayout.
 #pragma once
 #include "arguments.h"
 #include "step.h"
@@ -15,20 +15,20 @@ static inline uint vector_bytes(uint kind, uint head_dim) {
     return head_dim / 32 * 34;
 }
 
-// An entry of a page table: the page's address, in whichever buffer it lies. The host writes it.
+// Entry of a page table: the address of the page, in any buffer. The host writes it.
 struct Page {
     device uchar *bytes;
 };
 
-// Where the vector of a head lies in its page; heads of values follow those of keys.
+// Offset of a head's vector in its page, in bytes. Heads of values follow those of keys.
 static inline uint vector_offset(uint kind, constant PagesArguments &pages, uint head, uint position) {
     const uint vector = head * pages.page_len + position % pages.page_len;
     return pages.layer_offset + vector * vector_bytes(kind, pages.head_dim);
 }
 
-// Store one value of a vector. Every lane of a SIMD-group must call it, with neighbouring columns;
-// `inside` says whether the lane has one. Q8_0: a block is the 32 columns of one call, d its
-// largest magnitude / 127 rounded to half.
+// Stores one value of a vector. Every lane of a SIMD-group must call it, with neighbouring columns;
+// `inside` is false for lanes without a column. Q8_0: a block is the 32 columns of one call, and
+// `d` is their largest magnitude / 127, rounded to half.
 static inline void store_column(uint kind, device uchar *vector, uint column, uint lane, bool inside, float value) {
     if (kind == KV_F32) {
         if (inside) ((device float *) vector)[column] = value;

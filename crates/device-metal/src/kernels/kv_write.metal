@@ -1,12 +1,12 @@
-// Store keys and values of the step's rows in the KV pages of a layer.
+// Stores keys and values of the step's rows in the KV pages of a layer.
 //
-// A SIMD-group stores one head of one row: heads 0 to n_kv_heads - 1 are keys, as many after them
-// values. Where values are keys there are no heads after them.
+// A SIMD-group stores one head of one row: heads 0 to n_kv_heads - 1 are keys, the next n_kv_heads
+// are values. If values are keys, there are no heads of values.
 //
-// Buffers: 0 KvWriteArguments, 1 step, 2 k (tokens, n_kv_heads * head_dim), 3 v (the same), 4
-// positions (tokens), 5 row_spans (tokens), 6 page_tables. Constants: FC_KV_TYPE.
-// Grid: (2 * n_kv_heads, or n_kv_heads; tokens) threadgroups of 32. Q8_0 needs head_dim to be a
-// multiple of 32. Moves 4 bytes an element and what is stored.
+// Buffers: 0 KvWriteArguments, 1 step, 2 k (tokens, n_kv_heads * head_dim), 3 v (like k), 4
+// positions (tokens), 5 row_spans (tokens), 6 page_tables. Constants: FC_KV_TYPE. Grid: (2 *
+// n_kv_heads, or n_kv_heads if values are keys; tokens) threadgroups of 32. Q8_0 needs head_dim to
+// be a multiple of 32. Moves 4 bytes an element and the stored bytes.
 #include <metal_stdlib>
 using namespace metal;
 #include "constants.h"

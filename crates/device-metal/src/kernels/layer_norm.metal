@@ -1,12 +1,13 @@
 // out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight [+ bias], over whole rows.
 //
-// A threadgroup makes one row: the mean first, then the variance of what is left when the mean is
-// taken off, so that rows far from zero lose nothing. Sums in f32, each thread every n-th column,
-// then over the SIMD-group, then over the SIMD-groups in order.
+// A threadgroup computes one row: first the mean, then the variance of x - mean, so that rows far
+// from zero lose no precision. Sums are f32: each thread adds every n-th column, then simd_sum,
+// then the SIMD-groups in order.
 //
 // Buffers: 0 NormArguments (group is cols), 1 step, 2 x (rows, cols), 3 out (rows, cols), 4 weight
-// (cols), 5 bias (cols). Without a bias anything may be bound there. Constants: FC_HAS_BIAS. Grid:
-// (1, rows) threadgroups of 32 to 1024 threads, whole SIMD-groups. Moves 8 bytes an element.
+// (cols), 5 bias (cols). The bias may be bound to anything without FC_HAS_BIAS. Constants:
+// FC_HAS_BIAS. Grid: (1, rows) threadgroups of 32 to 1024 threads, whole SIMD-groups. Moves 8 bytes
+// an element.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

@@ -1,8 +1,8 @@
-// What the GPU can do: kernels that only read, and that only multiply and add. For measuring.
+// Kernels that measure the GPU's peaks: one only reads, one only multiplies and adds.
 //
-// read_bytes: every thread reads neighbouring vectors of 16 bytes, n threadgroups apart, and a sum
-// is written so that the reads stay. Buffers: 0 PeakArguments, 1 x (n_vectors of float4), 2 out
-// (threadgroups). Grid: (threadgroups) of 256.
+// read_bytes: every thread reads vectors of 16 bytes, neighbouring threads neighbouring vectors. It
+// writes a sum, so that the compiler keeps the reads. Buffers: 0 PeakArguments, 1 x (n_vectors of
+// float4), 2 out (threadgroups). Grid: (threadgroups) of 256.
 //
 // multiply_add: `n_vectors` rounds of 16 independent chains of float4, so 128 operations a round
 // and thread. Buffers: 0 PeakArguments, 2 out (threadgroups). Grid: (threadgroups) of 256.

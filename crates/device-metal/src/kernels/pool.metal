@@ -1,12 +1,11 @@
-// out[i] is made of all rows of the span that holds row outputs[i]: their mean, the first, or the
-// last.
+// out[i] = the mean of all rows of the span that holds row outputs[i], or its first or last row.
 //
-// A thread makes one column of one output; the mean is summed row after row with Kahan's
-// compensation, so that it does not lose to the interpreter's sums in double precision.
+// A thread computes one column of one output. The mean is summed row by row with Kahan's
+// compensation, to be as exact as the interpreter's f64 sums.
 //
 // Buffers: 0 ElementArguments (per_token 0), 1 step, 2 x (tokens, cols), 3 out (outputs, cols), 4
 // outputs (n_outputs), 5 row_spans (tokens), 6 spans. Constants: FC_POOLING. Grid: ceil(outputs *
-// cols / 256) threadgroups of 256. Moves 4 bytes for each element of the span and each of out.
+// cols / 256) threadgroups of 256. Moves 4 bytes for each element of the span and of out.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

@@ -1,8 +1,8 @@
-// Numbers that say how this compiler and GPU calculate: `ingle metal-selftest` compares their bits
-// with those expected.
+// Numbers that show how this compiler and GPU calculate. `ingle metal-selftest` compares their bits
+// with the expected ones.
 //
 // Buffers: 0 PeakArguments (unused), 1 in (PROBES) f32, 2 out (PROBES) u32. Grid: one threadgroup
-// of 32. What is read from `in` no compiler can calculate before.
+// of 32. Operands are read from `in`, so that no compiler can fold them.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"

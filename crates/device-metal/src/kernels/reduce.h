@@ -1,4 +1,4 @@
-// Sums and maxima over a threadgroup. Every thread of it must call them, and gets the result.
+// Sum over a threadgroup. Every thread of the threadgroup must call it, and gets the result.
 #pragma once
 
 // `scratch` has a float for each SIMD-group. Order: within a SIMD-group as simd_sum adds, then

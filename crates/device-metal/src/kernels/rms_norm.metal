@@ -1,11 +1,11 @@
 // out = x / sqrt(mean(x^2) + eps) * weight, over groups of neighbouring columns.
 //
-// A threadgroup makes one group of one row: the sum of squares in f32, each thread every n-th
-// column, then over the SIMD-group, then over the SIMD-groups in order. x is read twice, the second
-// time from the cache.
+// A threadgroup computes one group of one row. The sum of squares is f32: each thread adds every
+// n-th column, then simd_sum, then the SIMD-groups in order. x is read twice, the second time from
+// the cache.
 //
 // Buffers: 0 NormArguments, 1 step, 2 x (rows, cols), 3 out (rows, cols), 4 weight (group) or
-// (cols); without one anything may be bound there. Constants: FC_HAS_WEIGHT.
+// (cols); may be bound to anything without FC_HAS_WEIGHT. Constants: FC_HAS_WEIGHT.
 // Grid: (cols / group, rows) threadgroups of 32 to 1024 threads, whole SIMD-groups.
 // Moves 8 bytes an element.
 #include <metal_stdlib>

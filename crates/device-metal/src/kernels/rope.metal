@@ -1,8 +1,9 @@
-// Rotary position embedding of the first n_dims of every head; the rest is copied.
+// Rotary position embedding of the first n_dims columns of every head; the other columns are
+// copied.
 //
-// A thread makes one pair of one head of one row, or two columns of the rest.
+// A thread computes one pair of columns of one head of one row, or copies two columns.
 //
-// Buffers: 0 RopeArguments, 1 step, 2 x (tokens, n_heads * head_dim), 3 out (the same; may be x), 4
+// Buffers: 0 RopeArguments, 1 step, 2 x (tokens, n_heads * head_dim), 3 out (like x; may be x), 4
 // positions (tokens), 5 frequencies (n_dims / 2). Constants: FC_ROPE (1 or 2). Grid: ceil(tokens *
 // n_heads * ceil(head_dim / 2) / 256) threadgroups of 256. Moves 8 bytes an element.
 #include <metal_stdlib>

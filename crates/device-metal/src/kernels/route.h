@@ -1,17 +1,18 @@
-// Which k experts run a row, and how much each counts, by a SIMD-group: what route.metal and
-// expert_groups.metal do with a row.
+// Choice of the k experts of a row, and their weights, by one SIMD-group. route.metal and
+// expert_groups.metal share it.
 //
 //   scores   a softmax over the row's columns, or with FC_SIGMOID a sigmoid of each
-//   sizes what experts are chosen by: the logits, or with FC_HAS_BIAS or FC_GROUPS the scores and
-//   the biases. With FC_GROUPS only
-//            experts of the n_used groups whose n_best largest sizes have the largest sums are chosen; the others' sizes are -infinity
-//   weights  scores of the chosen, with FC_NORMALISE divided by their sum, times the factors
+//   sizes    values by which experts are chosen: the logits, or with FC_HAS_BIAS or FC_GROUPS the
+//            scores plus the biases. With FC_GROUPS the sum of a group's n_best largest sizes ranks
+//            the group; experts outside the n_used best groups have size -infinity
+//   weights  scores of the chosen experts, with FC_NORMALISE divided by their sum, times factors
 //
-// The largest is found k times, each time among those after the one found before (smaller, or
-// equal with a higher id), so nothing is marked and equals come in the order of their ids. Sizes
-// are computed anew each time. A size that is NaN counts as -infinity. Sums of exponentials: each
-// lane every 32nd column, then simd_sum; of the chosen ones: in their order; of a group's sizes:
-// the largest first, by the group's lane.
+// The SIMD-group finds the largest size k times. Each search considers only sizes after the
+// previous one (smaller, or equal with a higher id). So nothing is marked, and equal sizes are
+// chosen in the order of their ids. Sizes are recomputed in each search; NaN counts as -infinity.
+//
+// Sums of exponentials: each lane adds every 32nd column, then simd_sum. Chosen scores: simd_sum. A
+// group's sizes: one lane adds them, the largest first.
 #pragma once
 #include "arguments.h"
 #include "constants.h"
@@ -26,8 +27,8 @@ constant bool GROUPS [[function_constant(FC_GROUPS)]];
 struct RouteRow {
     device const float *logits; // (n_experts)
     device const float *bias;   // (n_experts), FC_HAS_BIAS
-    float largest;              // of the logits, but with FC_SIGMOID
-    float sum;                  // of their exponentials, but with FC_SIGMOID
+    float largest;              // largest logit, unless FC_SIGMOID
+    float sum;                  // sum of exp(logit - largest), unless FC_SIGMOID
 
     float score(uint i) const {
         if (SIGMOID) return 1.0f / (1.0f + precise::exp(-logits[i]));
@@ -41,10 +42,10 @@ struct RouteRow {
     }
 };
 
-// Whether the size `a` of an index comes after the size `b` of another one.
+// Returns true if size `a` of `index` comes after size `b` of `other` in the order of choice.
 static inline bool comes_after(float a, uint index, float b, uint other) { return a < b || (a == b && index > other); }
 
-// Whether the lane's group is one of those whose experts can be chosen.
+// Returns true if experts of the lane's group can be chosen.
 static inline bool is_group_used(constant RouteArguments &args, thread const RouteRow &row, uint lane) {
     const uint cols = args.n_experts / args.n_groups, first = lane * cols;
     float sum = 0.0f;
@@ -75,7 +76,7 @@ static inline bool is_group_used(constant RouteArguments &args, thread const Rou
     return lane < args.n_groups && before < args.n_used;
 }
 
-// `logits` (n_experts), `ids` and `weights` (k) of one row; bias, scales (n_experts).
+// Routes one row: `logits` (n_experts), `ids` and `weights` (k); bias, scales (n_experts).
 static inline void route_row(constant RouteArguments &args, device const float *logits, device uint *ids, device float *weights,
                              device const float *scales, device const float *bias, uint lane) {
     RouteRow row;
@@ -113,7 +114,7 @@ static inline void route_row(constant RouteArguments &args, device const float *
         if (lane == j) my_id = last_id;
     }
     float p = lane < args.k ? row.score(my_id) : 0.0f;
-    // Sigmoids may all be 0.
+    // The sum may be 0: sigmoids of very small logits are.
     if (NORMALISE) p /= max(simd_sum(p), FLT_MIN);
     if (lane < args.k) {
         float weight = p * args.factor;

@@ -1,10 +1,10 @@
-// Which experts run a row, and how much each counts: the k largest of a softmax over all columns,
-// or of sigmoids, with biases and in groups. How: route.h. A SIMD-group makes one row.
+// Chooses the experts of each row, and their weights: the k largest of a softmax over all columns,
+// or of sigmoids, with biases and in groups (route.h). A SIMD-group computes one row.
 //
 // Buffers: 0 RouteArguments, 1 step, 2 x (rows, n_experts), 3 ids (rows, k), 4 weights (rows, k), 5
-// scales (n_experts), 6 bias (n_experts). What the constants leave out may be bound to anything.
-// Constants: FC_NORMALISE, FC_HAS_WEIGHT (scales), FC_SIGMOID, FC_HAS_BIAS, FC_GROUPS. k and
-// n_groups are at most 32. Grid: (rows) threadgroups of 32.
+// scales (n_experts), 6 bias (n_experts). Buffers that the constants leave unused may be bound to
+// anything. Constants: FC_NORMALISE, FC_HAS_WEIGHT (scales), FC_SIGMOID, FC_HAS_BIAS, FC_GROUPS. k
+// and n_groups are at most 32. Grid: (rows) threadgroups of 32.
 #include <metal_stdlib>
 using namespace metal;
 #include "route.h"

@@ -1,20 +1,24 @@
-// Heads whose states are matrices S (rows, cols), carried along the positions of a span: what
-// gated_delta.metal and selective_scan.metal share.
+// Heads whose states are matrices S (rows, cols), carried along the positions of a span: the part
+// that gated_delta.metal and selective_scan.metal share.
 //
 // Host contract
 //   buffers  0 ScanArguments    1 Step    2 spans
-//            3 x (n, n_heads * cols), the values        4 keys, 5 queries (n, n_shared * rows)      6 steps (n, n_heads), or with
-//               FC_STEP_PER_ROW (n, n_heads * rows)     7 rates (n_heads)      8 the layer's part of state 0 (n_heads, rows, cols)
-//            9 out (n, n_heads * cols); x, keys, queries multiples of 16 bytes
+//            3 x (n, n_heads * cols), the values
+//            4 keys, 5 queries (n, n_shared * rows)
+//            6 steps (n, n_heads), or with FC_STEP_PER_ROW (n, n_heads * rows)
+//            7 rates (n_heads)
+//            8 the layer's part of state 0 (n_heads, rows, cols)
+//            9 out (n, n_heads * cols)
+//            x, keys and queries are aligned to 16 bytes
 //   threads  32 * S, S at most 8
 //   grid     (ceil(cols / (8 * S)), n_heads, n_spans)
-//   kernels for up to 64, 128 and 256 rows; with `_chunks` in their names those of scan_chunks.h,
-//   for steps of many rows
+//   kernels  for up to 64, 128 and 256 rows; `_chunks` in a name: scan_chunks.h, for steps of many
+//            rows
 //
-// Position by position: a SIMD-group has eight neighbouring columns of S, from the first position
-// of a span to the last. Four lanes share a column: each has four neighbouring rows of every 16, in
-// registers. So a state is read and written once for a span, and a column's sum takes two
-// exchanges. What heads share is read by each SIMD-group, from caches.
+// Position by position: a SIMD-group computes eight neighbouring columns of S, from the first
+// position of a span to the last. Four lanes share a column. Each of them keeps four neighbouring
+// rows of every 16 in registers. So a state is read and written once for a span, and a sum over a
+// column takes two exchanges. Each SIMD-group reads shared keys and queries itself, from caches.
 //
 // Sums over rows: each lane its rows in order, then lanes 8 apart, then 16 apart.
 #pragma once
@@ -25,7 +29,7 @@
 // Columns of a SIMD-group.
 #define SCAN_COLUMNS 8
 
-// What every kernel is bound; buffer 10 is the kernel's own.
+// Parameters of every scan kernel. The use of buffer 10 depends on the kernel.
 #define SCAN_PARAMETERS                              \
     constant ScanArguments &args [[buffer(0)]],      \
     device const Step *step [[buffer(1)]],           \
@@ -56,12 +60,12 @@ struct ScanBuffers {
 };
 #define SCAN_BUFFERS {x, keys, queries, steps, rates, states, out, other}
 
-// Which rows and which column of a head's state a lane has.
+// Rows and column of a head's state that a lane holds.
 struct ScanLane {
     uint head;
     uint column;
-    uint row;   // the first of its rows; the others 16 apart, each with the three after it
-    bool there; // whether the column is one of the head's
+    uint row;   // first of four neighbouring rows; the lane's other groups of four are 16 rows apart
+    bool there; // the column is less than cols
 };
 
 static inline ScanLane scan_lane(constant ScanArguments &args, uint3 place, ushort sg, ushort n_sg, ushort lane) {
@@ -73,8 +77,8 @@ static inline ScanLane scan_lane(constant ScanArguments &args, uint3 place, usho
     return mine;
 }
 
-// Four neighbouring numbers of a vector of `n`, 0 after its end. The vector lies at a multiple of
-// 16 bytes if `n` is one of 4.
+// Returns four neighbouring numbers of a vector of `n`, 0 after its end. If `n` is a multiple of 4,
+// the vector is aligned to 16 bytes.
 static inline float4 scan_four(device const float *vector, uint i, uint n) {
     if (n % 4 == 0 && i < n) return *(device const float4 *) (vector + i);
     float4 four = float4(0.0f);
@@ -85,23 +89,23 @@ static inline float4 scan_four(device const float *vector, uint i, uint n) {
     return four;
 }
 
-// `sum` and the product of two vectors, with four roundings.
+// Returns `sum` plus the dot product of two vectors, with four roundings.
 static inline float scan_dot(float4 a, float4 b, float sum) {
     return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
 }
 
-// The sum of the lanes that share a column.
+// Returns the sum over the lanes that share a column.
 static inline float scan_sum(float x) {
     x += simd_shuffle_xor(x, ushort(8));
     return x + simd_shuffle_xor(x, ushort(16));
 }
 
-// Where the lane's column of its head lies in a state.
+// Index of the lane's column of its head in the states.
 static inline ulong scan_place(constant ScanArguments &args, ScanLane mine, uint state) {
     return ulong(state) * args.state_stride + ulong(mine.head) * args.rows * args.cols + mine.column;
 }
 
-// The lane's part of the state before a span.
+// Loads the lane's part of the state before a span; STATE_NONE is 0.
 template<ushort N>
 static inline void scan_load(thread float4 *s, constant ScanArguments &args, ScanLane mine, uint state, device const float *states) {
     #pragma clang loop unroll(full)
@@ -118,7 +122,7 @@ static inline void scan_load(thread float4 *s, constant ScanArguments &args, Sca
     }
 }
 
-// And after it.
+// Stores the lane's part of the state after a span.
 template<ushort N>
 static inline void scan_store(thread const float4 *s, constant ScanArguments &args, ScanLane mine, uint state, device float *states) {
     if (!mine.there) return;

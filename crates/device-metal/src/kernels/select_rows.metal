@@ -1,4 +1,4 @@
-// out[i] = x[outputs[i]]: from rows of tokens to rows of outputs.
+// out[i] = x[outputs[i]]: selects the rows of outputs from the rows of tokens.
 //
 // Buffers: 0 ElementArguments (per_token 0), 1 step, 2 x (tokens, cols), 3 outputs (n_outputs), 4
 // out (outputs, cols). Grid: ceil(outputs * cols / 256) threadgroups of 256. Moves 8 bytes an

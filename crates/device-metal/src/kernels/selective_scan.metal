@@ -2,8 +2,8 @@
 // head. At each position S = exp(rate * step) S + b (step * x)^T; out = S^T c + skip * x. Contract:
 // scan.h; keys are b, queries c.
 //
-// Further buffers: 10 skip (n_heads). Without it anything may be bound there. Constants:
-// FC_HAS_WEIGHT (skip). Moves S twice for a span; b, c, x, step and out once for a position and a
+// Further buffers: 10 skip (n_heads); may be bound to anything without FC_HAS_WEIGHT. Constants:
+// FC_HAS_WEIGHT (skip). Moves S twice for a span; b, c, x, step and out once for each position and
 // column of threadgroups.
 #include <metal_stdlib>
 using namespace metal;
@@ -15,7 +15,7 @@ constant bool HAS_SKIP [[function_constant(FC_HAS_WEIGHT)]];
 
 static inline uint shared_of(constant ScanArguments &args, uint head) { return head / (args.n_heads / args.n_shared); }
 
-// A span, position by position. N: vectors of four rows that a lane has.
+// Computes a span position by position. N: vectors of four rows that a lane holds.
 template<ushort N>
 static inline void selective_scan_walk(constant ScanArguments &args, ScanBuffers b, device const Span &span, ScanLane mine) {
     if (mine.column / SCAN_COLUMNS * SCAN_COLUMNS >= args.cols) return;
@@ -65,7 +65,10 @@ kernel void selective_scan_chunks(SCAN_PARAMETERS) {
     }
     float skip = 0.0f;
     if (HAS_SKIP) skip = other[mine.head];
-    scan_chunks<N, false>(args, buffers, span, mine, shared_of(args, mine.head), skip, SCAN_CHUNK_PARTS, sg, n_sg, lane);
+    const ScanHead head = scan_head(args, buffers, mine, shared_of(args, mine.head), skip, lane);
+    const ScanMemory memory = SCAN_CHUNK_PARTS;
+    const ScanThread at = {sg, n_sg, lane};
+    scan_chunks<N, false>(args, buffers, span, head, memory, at);
 }
 
 INSTANTIATE(selective_scan_64, selective_scan<4>)

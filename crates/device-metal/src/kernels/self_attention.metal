@@ -1,4 +1,5 @@
-// self_attention_<D>: each row over rows of its own span, those after it included, nothing cached.
+// self_attention_<D>: attention of each row over all rows of its span, later ones included, without
+// a cache.
 // Contract: attention/prefill.h.
 #include <metal_stdlib>
 using namespace metal;

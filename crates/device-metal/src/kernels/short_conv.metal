@@ -1,16 +1,16 @@
 // A causal convolution along the positions of each sequence, column by column:
 // out[t][c] = bias[c] + sum over j of weight[c][j] * x[t + 1 - size + j][c]. The size - 1 rows
-// before a span are the sequence's state (zeros where it begins), and the last ones up to the
-// span's end become its new state, the oldest first.
+// before a span are the sequence's state (zeros at its beginning). The last size - 1 rows up to the
+// span's end become the new state, the oldest first.
 //
-// A thread makes one element, and stores it in the state if it is one of the last. Sums: the bias
-// first, then in the order of j.
+// A thread computes one element, and stores its x in the state if the row is one of the last.
+// Sums: the bias first, then in the order of j.
 //
-// Buffers: 0 ShortConvArguments, 1 step, 2 x (tokens, cols), 3 out (the same), 4 row_spans
+// Buffers: 0 ShortConvArguments, 1 step, 2 x (tokens, cols), 3 out (tokens, cols), 4 row_spans
 // (tokens), 5 spans, 6 weight (cols, size), 7 bias (cols), 8 the layer's part of state 0 (size - 1,
-// cols). Without a bias anything may be bound there. Constants: FC_HAS_BIAS. Grid: ceil(tokens *
-// cols / 256) threadgroups of 256. Moves 8 bytes an element, and the weights; a row of x is read
-// `size` times, from caches.
+// cols). The bias may be bound to anything without FC_HAS_BIAS. Constants: FC_HAS_BIAS. Grid:
+// ceil(tokens * cols / 256) threadgroups of 256. Moves 8 bytes an element, and the weights; a row
+// of x is read `size` times, from caches.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"
@@ -33,7 +33,8 @@ kernel void short_conv(
     const uint row = i / args.cols, column = i % args.cols;
     if (row >= step->n_rows) return;
     device const Span &span = spans[row_spans[row]];
-    // Rows are counted from the oldest of the state: `before` of these, then the span's.
+    // Rows are counted from the oldest row of the state: `before` rows of the state, then the
+    // span's.
     const uint before = args.size - 1, own = row - span.first_row;
     const bool begins = span.state_from == STATE_NONE;
     device const float *from = states + (begins ? 0 : ulong(span.state_from) * args.state_stride) + column;

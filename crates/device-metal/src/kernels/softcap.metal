@@ -1,4 +1,4 @@
-// out = cap * tanh(x / cap), element by element; the cap is the arguments' factor.
+// out = cap * tanh(x / cap), element by element; the cap is ElementArguments.factor.
 //
 // Buffers: 0 ElementArguments, 1 step, 2 x (rows, cols), 3 out (rows, cols; may be x).
 // Grid: ceil(rows * cols / 256) threadgroups of 256. Moves 8 bytes an element.

@@ -24,7 +24,7 @@ kernel void unfold(
     const uint tap = at % args.size;
     device const Span &span = spans[row_spans[row / args.per_token]];
     const uint first = span.first_row * args.per_token;
-    // Rows of x from the span's first; before it, the difference wraps and is beyond the end.
+    // Row of x, counted from the span's first. Before it the difference wraps, past any row.
     const uint from = args.stride * (row - first) + tap - (args.size - 1) / 2;
     const bool inside = from < span.n_rows * args.per_token * args.stride;
     out[at] = inside ? x[(first * args.stride + from) * args.cols + column] : 0.0f;

@@ -1,10 +1,10 @@
-// attention_merge: the parts of a row's positions that ATTENTION_SPLIT made apart become one. Where
-// a projection reads the result of a single row and nothing else does, linear/merged.h does it
-// instead.
+// attention_merge: merges the parts of a row that ATTENTION_SPLIT left. If only one projection
+// reads the result, and of a single row, linear/merged.h merges them instead.
 //
 // Host contract
-//   buffers 0 AttentionArguments, 1 Step, 8 sinks, 9 out, 10 partials, 11 totals, as in
-//   attention/decode.h threads a multiple of 32
+//   buffers  0 AttentionArguments, 1 Step, 8 sinks, 9 out, 10 partials, 11 totals, as in
+//            attention/decode.h
+//   threads  a multiple of 32
 //   grid     (n_heads, n, 1)
 //   constants ATTENTION_HEAD_DIM, ATTENTION_SINKS
 //

@@ -1,7 +1,7 @@
-// Attention of a row whose positions were split over threadgroups: what each split leaves, and how
-// the splits become one.
+// Attention of a row whose positions were split over threadgroups: the results of each split, and
+// their merge.
 //
-// A split leaves for each head its largest score m, the sum l of exp(score - m), and the sum of
+// For each head a split writes its largest score m, the sum l of exp(score - m), and the sum of
 // exp(score - m) * value.
 #pragma once
 #include <metal_stdlib>
@@ -10,10 +10,11 @@ using namespace metal;
 // Less than any score, and finite in every math mode.
 #define LEAST_SCORE (-1.0e30f)
 
-// Columns 4 i to 4 i + 3 of a head: the sum over splits of exp(m_s - m) * part_s, divided by the
-// sum of exp(m_s - m) * l_s and exp(sink - m), if there is a sink. Splits ascending, the sink last.
+// Returns columns 4 i to 4 i + 3 of a head: the sum over splits of exp(m_s - m) * part_s, divided
+// by the sum of exp(m_s - m) * l_s and, with a sink, exp(sink - m). m is the largest of all m_s and
+// the sink. Splits ascend, the sink is last.
 //
-// `parts` (n_splits, fours) and `totals` (n_splits) of (m, l) are the head's.
+// `parts` (n_splits, fours) and `totals` (n_splits), pairs (m, l), are those of the head.
 static inline float4 merged_four(device const float4 * parts, device const float2 * totals, uint n_splits, uint fours,
                                  bool has_sink, float sink, uint i) {
     float m = LEAST_SCORE;

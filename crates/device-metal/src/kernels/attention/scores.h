@@ -1,28 +1,30 @@
 // Scores of 32 neighbouring positions with up to 8 query heads, by one simdgroup.
 //
-// ATTENTION_KEY_LANES lanes share as many neighbouring keys: of 4, each takes every fourth vector
-// of four columns, so that they read 32 or 64 neighbouring bytes, and q is read from threadgroup
-// memory once for four keys. Three exchanges a head then leave each lane with the score of the
-// position that is its own. 8 lanes read twice as many neighbours and q half as often, for seven
-// exchanges and twice the registers; 16 again twice and half, for fifteen.
+// Groups of ATTENTION_KEY_LANES lanes share the same number of neighbouring keys. With 4 lanes,
+// each lane loads every fourth vector of four columns, so that together they read 32 neighbouring
+// bytes (F16) or 64 (F32). q is then read from threadgroup memory once for four keys. Three
+// exchanges a head leave each lane with the score of its own position. 8 lanes read twice as many
+// neighbouring bytes, and q half as often, for seven exchanges and twice the registers. 16 lanes
+// double and halve that again, for fifteen exchanges.
 #pragma once
 #include "attention/vectors.h"
 
-// `sum` and the product of two vectors, with four roundings.
+// Returns `sum` plus the dot product of two vectors, with four roundings.
 static inline float fma_dot(float4 a, float4 b, float sum) {
     return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
 }
 
 struct TileScores {
-    float s[8]; // of the lane's own position, by head
+    float s[8]; // scores of the lane's own position, by head
 };
 
-// `q` (ATTENTION_HEADS, HEAD_FOURS), scaled. Positions `start` to `start + 31` of which first to
-// last are read (those outside get the score of one inside); `start` is a multiple of 32.
+// Returns the scores of positions `start` to `start + 31` with `q` (ATTENTION_HEADS, HEAD_FOURS),
+// which is scaled; `start` is a multiple of 32. Only keys of positions first to last are read.
+// Other positions get the score of one of these.
 template<class K>
 static inline TileScores tile_scores(threadgroup const float4 * q, HeadPages pages, uint start, uint first, uint last,
                                      ushort lane) {
-    // Sixteen neighbours lie in one page.
+    // Sixteen neighbouring positions are in one page.
     const uint half_start = start + lane / 16 * 16;
     uint low = max(half_start, first), high = min(half_start + 15, last);
     if (low > high) {
@@ -56,8 +58,8 @@ static inline TileScores tile_scores(threadgroup const float4 * q, HeadPages pag
     TileScores scores;
     #pragma clang loop unroll(full)
     for (uint h = 0; h < ATTENTION_HEADS; h++) {
-        // Of the keys whose sums a lane has, it keeps those of its own bit and sends the others.
-        // Bounds are literals, so that loops are unrolled from the inside out and the sums stay in
+        // A lane keeps the sums of the keys whose bit equals its own, and sends the others. Bounds
+        // are literals, so that loops are unrolled from the inside out and the sums stay in
         // registers.
         #pragma clang loop unroll(full)
         for (uint level = 0; level < 4; level++) {

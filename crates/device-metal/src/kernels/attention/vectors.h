@@ -1,4 +1,4 @@
-// Keys and values as they are stored, four neighbouring columns at a time, and where they lie.
+// Stored keys and values, four neighbouring columns at a time, and their places in pages.
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
@@ -7,12 +7,12 @@ using namespace metal;
 #include "attention/constants.h"
 #include "attention/parts.h"
 
-// Vectors of a head in fours; what lies behind the last column is 0 and not read.
+// Vectors of four columns in a head. Columns after the last one are 0 and not read.
 #define HEAD_FOURS ((ATTENTION_HEAD_DIM + 3) / 4)
 
 struct KvF32 {
     enum { KIND = KV_F32 };
-    typedef float Operand; // of matrices
+    typedef float Operand; // element of simdgroup matrices
     static float4 four(device const uchar * vector, uint i) {
         device const float * v = (device const float *) vector + 4 * i;
         if (ATTENTION_HEAD_DIM % 4 == 0) return *(device const float4 *) v;
@@ -22,7 +22,8 @@ struct KvF32 {
         }
         return r;
     }
-    // The value that is read back after it was stored. All lanes of a simdgroup call it.
+    // Returns the value that a later read of the stored value returns. All lanes of a simdgroup
+    // call it.
     static float stored(float value) { return value; }
 };
 
@@ -59,16 +60,17 @@ struct KvQ8_0 {
     }
 };
 
-// Where a layer's vectors of one KV head lie, for one sequence.
+// Places of a layer's vectors of one KV head, for one sequence.
 struct HeadPages {
     device const Page * table;        // pages of the sequence
     uint shift;                       // log2 of page_len
     uint mask;                        // page_len - 1
-    uint keys;                        // bytes of a page before the head's keys of the layer
-    uint values;                      // to its values
+    uint keys;                        // offset of the head's keys of the layer in a page, in bytes
+    uint values;                      // offset of the head's values, in bytes
     uint vector;                      // bytes of a vector
 
-    // Vector of a position's key; its value lies `values - keys` bytes behind, and may be the same.
+    // Returns the vector of a position's key. Its value is `values - keys` bytes after it, 0 if
+    // values are keys.
     device const uchar * key(uint position) const {
         return table[position >> shift].bytes + keys + (position & mask) * vector;
     }
@@ -88,13 +90,13 @@ static inline HeadPages head_pages(uint kind, constant AttentionArguments & a, d
 
 static inline float capped(float score, float softcap) {
     if (!ATTENTION_SOFTCAP) return score;
-    // tanh by an exponential that cannot overflow.
+    // tanh from an exponential that cannot overflow.
     const float e = precise::exp(-2.0f * fabs(score / softcap));
     const float t = softcap * (1.0f - e) / (1.0f + e);
     return score < 0.0f ? -t : t;
 }
 
-// The first position that a row at position `own` sees.
+// Returns the first position that a row at position `own` sees.
 static inline uint first_seen(constant AttentionArguments & a, uint own) {
     if (!ATTENTION_WINDOW) return 0;
     if (ATTENTION_CHUNKED) return own / a.window * a.window;

@@ -1,13 +1,15 @@
-// The affine types of MLX and `.base`: groups of 32, 64 or 128 codes of 2, 3, 4, 5, 6 or 8 bits, a
-// row of codes being one stream of bits, the first in the lowest; scales and offsets in planes of
-// their own. value = scale * q + offset, or scale * (q - 2^(bits - 1)) with AFFINE_SYMMETRIC. And
-// CTranslate2's rows of signed integers with one number to divide by.
+// The affine types of MLX and `.base`: groups of 32, 64 or 128 codes of 2, 3, 4, 5, 6 or 8 bits. A
+// row of codes is one stream of bits, the first code in the lowest bits. Scales and offsets are in
+// planes of their own. value = scale * q + offset, or with AFFINE_SYMMETRIC scale * (q - 2^(bits -
+// 1)).
 //
-// Codes start at multiples of 2 bytes, scales at multiples of their size.
+// Also CTranslate2's rows of signed integers, with one divisor a row.
+//
+// Codes are aligned to 2 bytes, scales to their size.
 #pragma once
 #include "linear/block.h"
 
-// Scale or offset i of a plane.
+// Returns scale or offset i of a plane.
 static inline float affine_scale(device const uchar * plane, uint i) {
     if (AFFINE_SCALE == 0) return ((device const float *) plane)[i];
     if (AFFINE_SCALE == 1) return float(((device const half *) plane)[i]);
@@ -52,8 +54,8 @@ template<short BITS> struct Affine : WholeBlocks {
     }
 };
 
-// Rows of signed integers of an element type; the plane of scales holds a float a row, which
-// divides. Rows need not be whole spans.
+// Rows of signed integers of type E. The plane of scales holds one divisor a row, a float. Rows
+// need not be whole spans.
 template<class E> struct IntegerRow : NoLevels {
     enum { GROUPS = 1, OFFSET = 0, RAGGED = 1, PLANES = 1 };
     typedef float Operand;

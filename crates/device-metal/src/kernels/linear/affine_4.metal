@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, affine weights of 4 bits.
+// All kernels that multiply with, or decode, affine weights of 4 bits.
 #include "linear/affine.h"
 #include "linear/kernels.h"
 

@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, affine weights of 5 bits.
+// All kernels that multiply with, or decode, affine weights of 5 bits.
 #include "linear/affine.h"
 #include "linear/kernels.h"
 

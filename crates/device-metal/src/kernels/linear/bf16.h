@@ -1,5 +1,5 @@
-// BF16: the upper 2 bytes of an F32. Matrices multiply it as float: a half has neither its range
-// nor, with x, its precision.
+// BF16: the upper 2 bytes of an F32. Matrices multiply it as float, because a half lacks its range,
+// and its products with x their precision.
 #pragma once
 #include "linear/float.h"
 

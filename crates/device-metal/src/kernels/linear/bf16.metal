@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type BF16.
+// All kernels that multiply with, or decode, weights of type BF16.
 #include "linear/bf16.h"
 #include "linear/kernels.h"
 

@@ -1,50 +1,49 @@
 // Function constants of the kernels that multiply with weights: linear, expert_linear, embed.
 // Indices 0 to 31.
 //
-// A pipeline sets those that its kernel's header names. On Apple's compiler they are known when the
-// machine code is made, so that a branch on one costs nothing.
+// A pipeline sets the constants that its kernel's header names. Apple's compiler knows them when it
+// generates machine code, so that a branch on one costs nothing.
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
 
-// x is normalised first: x / sqrt(mean(x^2) + eps) * norm. GEMV only, of experts too.
+// x is normalised first: x / sqrt(mean(x^2) + eps) * norm. GEMV only, also of experts.
 constant bool LINEAR_NORM [[function_constant(0)]];
 // Each weight has a bias of n_out floats.
 constant bool LINEAR_BIAS [[function_constant(1)]];
 // out = residual + product.
 constant bool LINEAR_RESIDUAL [[function_constant(2)]];
-// Weight 0 is a gate, weight 1 goes up: out = activation(gate) * up.
+// Weight 0 is the gate projection, weight 1 the up projection: out = activation(gate) * up.
 constant bool LINEAR_GATE [[function_constant(3)]];
-// Of LINEAR_GATE and LINEAR_UP: as activation.h numbers them.
+// Activation of LINEAR_GATE and LINEAR_UP, by the numbers of activation.h.
 constant uint LINEAR_ACTIVATION [[function_constant(4)]];
-// Weights multiplied with one x: 1, 2 or 3 (with LINEAR_GATE: 2).
+// Number of weights that are multiplied with one x: 1, 2 or 3 (with LINEAR_GATE: 2).
 constant uint LINEAR_WEIGHTS [[function_constant(5)]];
-// Simdgroups that share a row of a weight: 1, 2, 4, 8 or more, a divisor of those of a threadgroup.
-// GEMV only.
+// Number of simdgroups that share a row of a weight: 1, 2, 4, 8 or more, a divisor of the
+// simdgroups of a threadgroup. GEMV only.
 constant uint LINEAR_SPLIT [[function_constant(6)]];
-// The largest output of each threadgroup and its column are written too. GEMV only.
+// The kernel also writes the largest output of each threadgroup, and its column. GEMV only.
 constant bool LINEAR_ARGMAX [[function_constant(7)]];
 // out = softcap * tanh(out / softcap).
 constant bool LINEAR_SOFTCAP [[function_constant(8)]];
-// Of F32, F16 and BF16: n_in is not a multiple of 4, or rows do not start at multiples of 16 bytes
-// (F32) or 8.
+// For F32, F16 and BF16: n_in is not a multiple of 4, or rows are not aligned to 16 bytes (F32) or
+// 8 bytes (F16, BF16).
 constant bool LINEAR_SCALAR [[function_constant(9)]];
-// Of affine types: columns that share a scale: 32, 64 or 128.
+// For affine types: number of columns that share a scale: 32, 64 or 128.
 constant uint AFFINE_GROUP [[function_constant(10)]];
-// Of affine types: how scales are stored: 0 F32, 1 F16, 2 BF16, 3 E8M0.
+// For affine types: type of the scales: 0 F32, 1 F16, 2 BF16, 3 E8M0.
 constant uint AFFINE_SCALE [[function_constant(11)]];
-// Of affine types: no offsets, codes count from the middle.
+// For affine types: there are no offsets, codes count from the middle.
 constant bool AFFINE_SYMMETRIC [[function_constant(12)]];
-// Of expert_linear: each chosen expert has its own part of x.
+// For expert_linear: each chosen expert has its own part of x.
 constant bool EXPERTS_OWN_INPUT [[function_constant(13)]];
-// Of expert_linear: out = sum over the chosen experts of weight * product, for one row of x.
+// For expert_linear: out = sum over the chosen experts of weight * product, for one row of x.
 constant bool EXPERTS_SUM [[function_constant(15)]];
-// Of expert_linear, with EXPERTS_SUM: a dense product beside it.
+// For expert_linear, with EXPERTS_SUM: the dispatch also computes a dense product.
 constant bool EXPERTS_BESIDE [[function_constant(16)]];
-// The only weight is a gate of rows that are given: out = activation(product) * up.
+// The only weight is a gate projection, up is an input: out = activation(product) * up.
 constant bool LINEAR_UP [[function_constant(17)]];
-// Products of a row count as much as a gate of the row lets through: out = residual +
-// sigmoid(row_gate) * product. With LINEAR_RESIDUAL.
+// Each row has a gate: out = residual + sigmoid(row_gate) * product. With LINEAR_RESIDUAL.
 constant bool LINEAR_ROW_GATE [[function_constant(18)]];
-// The product runs on the matrix units that Metal 4 gives access to (linear/tensor.h).
+// The product runs on the tensor units of Metal 4 (linear/tensor.h).
 constant bool LINEAR_TENSOR [[function_constant(14)]];

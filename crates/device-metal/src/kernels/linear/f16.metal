@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type F16.
+// All kernels that multiply with, or decode, weights of type F16.
 #include "linear/f16.h"
 #include "linear/kernels.h"
 

@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type F32.
+// All kernels that multiply with, or decode, weights of type F32.
 #include "linear/f32.h"
 #include "linear/kernels.h"
 

@@ -1,12 +1,13 @@
-// What F32, F16 and BF16 share: four neighbouring values of a row, vectors where rows allow it.
+// Rows of F32, F16 and BF16, read four neighbouring values at a time, as vectors unless
+// LINEAR_SCALAR.
 //
-// A span's vectors lie 128 columns apart, so that the 32 lanes of a simdgroup read neighbouring
-// vectors. Rows need not be whole spans: what follows a row's end is 0 and not read.
+// A span's vectors are 128 columns apart, so that the 32 lanes of a simdgroup read neighbouring
+// vectors. Rows need not be whole spans: columns after a row's end are 0 and not read.
 #pragma once
 #include "linear/block.h"
 
-// `E` reads elements: `float one(device const uchar *, uint index)`, `float4 four(device const
-// uchar *, uint index)`.
+// Rows of elements that `E` reads, with `float one(device const uchar *, uint index)` and `float4
+// four(device const uchar *, uint index)`.
 template<class E> struct FloatRow : NoLevels {
     enum { GROUPS = 1, OFFSET = 0, RAGGED = 1, PLANES = 0 };
     typedef typename E::Operand Operand;

@@ -1,37 +1,41 @@
-// linear_<type>_gemm_<BX>: y = x W^T for many rows of x, tiles of BX = 32 or 64 rows of x and 64
+// linear_<type>_gemm_<BX>: y = x W^T for many rows of x, by tiles of BX = 32 or 64 rows of x and 64
 // rows of a weight.
 //
-//     y_i = epilogue(x W_i^T + bias_i), W_i (n_out_i, n_in), x (n_rows, n_in) f32, y_i (n_rows, n_out_i) f32
+//     y_i = epilogue(x W_i^T + bias_i), W_i (n_out_i, n_in), x (n_rows, n_in) f32,
+//     y_i (n_rows, n_out_i) f32
 //
 // Host contract
-//   buffers 0 LinearArguments 1 x 3, 4, 5 codes, 6, 7, 8 scales, 9, 10, 11 offsets of weights 0, 1,
-//   2
-//            12, 13, 14 biases        15 residual, or up, as in linear/gemv.h
-//            16, 17, 18 y_0, y_1, y_2                        20 Step     21 row_gate (n_rows), LINEAR_ROW_GATE
+//   buffers  0 LinearArguments    1 x
+//            3, 4, 5 codes, 6, 7, 8 scales, 9, 10, 11 offsets of weights 0, 1, 2
+//            12, 13, 14 biases    15 residual, or up, as in linear/gemv.h
+//            16, 17, 18 y_0, y_1, y_2
+//            20 Step              21 row_gate (n_rows), LINEAR_ROW_GATE
 //            Alignments and unused buffers as in linear/gemv.h.
 //   threads  128
-//   grid (T, ceil(n_rows / BX), 1), T = sum over weights of ceil(n_out_i / 64); with LINEAR_GATE
-//   ceil(n_out_0 / 32) constants LINEAR_BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION,
-//   _WEIGHTS, _SOFTCAP, _TENSOR; LINEAR_SCALAR of floats and integer rows;
-//            AFFINE_GROUP, _SCALE, _SYMMETRIC of affine types
-//   threadgroup memory none to be set; a tile takes 80 (BX + 64) bytes, twice that of types with
-//   float operands reads a weight's tile once for BX rows of x, nothing after any row's end
+//   grid     (T, ceil(n_rows / BX), 1), T = sum over weights of ceil(n_out_i / 64); with
+//            LINEAR_GATE T = ceil(n_out_0 / 32)
+//   constants LINEAR_BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION, _WEIGHTS, _SOFTCAP,
+//            _TENSOR; LINEAR_SCALAR for floats and integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC
+//            for affine types
+//   threadgroup memory  none to be set; a tile takes 80 (BX + 64) bytes, twice that for types with
+//            float operands
+//   reads    a weight's tile once for BX rows of x, nothing after the end of a row
 //
-// Operands are halves (saturated at 65504), or floats where a half loses what the file has (F32,
-// BF16, integer rows); sums are floats. Four simdgroups, two by two, make BX / 2 rows of x times 32
-// rows of W each: 2 or 4 by 4 matrices of 8 x 8. Columns go by 32, the next 32 are loaded while the
-// matrices of the last are multiplied, and decoded when they are stored. Rows of a tile lie 40
-// operands apart, so that the eight rows of a matrix lie in different banks. Two simdgroups whose
-// rows of x are all after the last bring their part of the tiles and leave the matrix units to the
-// others: an expert seldom fills its tile.
+// Operands are halves (saturated at 65504), or floats if a half would lose precision of the file
+// (F32, BF16, integer rows); sums are floats. Four simdgroups, two by two, compute BX / 2 rows of x
+// times 32 rows of W each: 2 or 4 by 4 matrices of 8 x 8. A tile has 32 columns. The next 32 are
+// loaded while the matrices of the current ones are multiplied, and decoded when they are stored.
+// Rows of a tile are 40 operands apart, so that the eight rows of a matrix are in different banks.
+// An expert rarely fills its tile. Two simdgroups whose rows of x are all absent still load and
+// store their part of the tiles, but multiply nothing.
 //
-// With LINEAR_TENSOR, where the compiler has Metal 4's tensors, the tile is multiplied by
-// linear/tensor.h instead.
+// With LINEAR_TENSOR, if the compiler has Metal 4's tensors, linear/tensor.h multiplies the tile
+// instead.
 //
 // With LINEAR_GATE the rows of a tile are 16 of the gate, the same 16 of up, and so on, so that a
-// simdgroup holds both.
+// simdgroup has both.
 //
-// Order of accumulation: columns ascending by 8, within 8 as the matrix unit does it.
+// Order of accumulation: columns ascending by 8, within 8 in the order of the matrix unit.
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
@@ -42,7 +46,7 @@ using namespace metal;
 #include "linear/parameters.h"
 #include "step.h"
 
-// Operands from one row of a tile to the next.
+// Operands between the starts of two rows of a tile.
 #define TILE_STRIDE 40
 
 template<class T> struct OperandVector;
@@ -53,16 +57,16 @@ template<> struct OperandVector<half> {
     static half4 of(float4 v) { return half4(clamp(v, float4(-65504.0f), float4(65504.0f))); }
 };
 
-// What a thread brings of 32 columns of a tile: 16 of row tid / 2 of the weights, BX / 4 of row tid
-// / (128 / BX) of x.
+// A thread's part of 32 columns of a tile: 16 columns of row tid / 2 of the weights, and BX / 4
+// columns of row tid / (128 / BX) of x.
 template<class D, short BX> struct TilePart {
     WeightRow w_row;
     device const float * x_row;
     Held<D> w;
-    uint index; // of the 16 values
+    uint index; // index of the 16 values in the row
     float4 x[BX / 16];
 
-    // Columns k to k + 31, from memory.
+    // Loads the part of columns k to k + 31.
     void load(uint k, uint n_in, ushort tid) {
         const uint x_column = k + tid % (128 / BX) * (BX / 4);
         index = k / 16 + tid % 2;
@@ -71,7 +75,7 @@ template<class D, short BX> struct TilePart {
         for (short j = 0; j < BX / 16; j++) x[j] = load_x<D>(x_row, x_column + 4 * j, n_in);
     }
 
-    // Into the tiles, whose rows lie `stride` operands apart.
+    // Stores the part to the tiles, whose rows are `stride` operands apart.
     void store(threadgroup typename D::Operand * tile_w, threadgroup typename D::Operand * tile_x, ushort stride,
                ushort tid) const {
         typedef typename D::Operand T;
@@ -86,8 +90,8 @@ template<class D, short BX> struct TilePart {
     }
 };
 
-// The products of a tile with n_rows rows of x: sums of BX / 16 by 4 matrices, rows of x by rows of
-// the weight, of simdgroup (sg / 2, sg % 2).
+// The products of simdgroup (sg / 2, sg % 2) in a tile: BX / 16 by 4 matrices, rows of x by rows of
+// the weight.
 template<short BX> struct GemmSums {
     simdgroup_float8x8 m[BX / 16][4];
 };
@@ -138,31 +142,31 @@ static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x
     return sums;
 }
 
-// Row `tid / 2` of a tile of weights that begins with row `first`: which weight (0, or 1: up), and
-// which row of it.
+// Returns the weight (0, or 1 for up) and the row of it that is row `tid / 2` of a tile of weights.
+// The tile begins with row `first`.
 static inline uint2 tile_row(uint first, ushort tid) {
     const uint row = tid / 2;
     if (!LINEAR_GATE) return uint2(0, first + row);
     return uint2(row % 32 / 16, first + row / 32 * 16 + row % 16);
 }
 
-// What the products of one weight become.
+// Epilogue and destination of the products of one weight.
 struct GemmOutput {
-    device const float * bias_0; // of the gate, or of the weight
-    device const float * bias_1; // of up
+    device const float * bias_0; // bias of the gate, or of the weight
+    device const float * bias_1; // bias of up
     device const float * other; // residual, or up
     device const float * row_gate;
     device float * y;
     uint n_out;
     uint up_stride;
-    uint first_row; // of x
-    uint n_rows;    // of x, in the tile
-    uint first;     // column of y
+    uint first_row; // first row of x
+    uint n_rows;    // rows of x in the tile
+    uint first;     // first column of y
     float softcap;
 };
 
-// Eight rows of x from row x_0 of the tile on, 32 products each, `stride` floats apart. With
-// LINEAR_GATE they are 16 columns of y. A simdgroup does it, columns by lanes.
+// Writes eight rows of y, from row x_0 of the tile on. `strip` has 32 products of each, `stride`
+// floats apart; with LINEAR_GATE they are 16 columns of y. A simdgroup calls it, lanes are columns.
 static inline void write_strip(GemmOutput o, threadgroup const float * strip, ushort stride, uint x_0, ushort sg, ushort lane) {
     if (LINEAR_GATE) {
         const uint column = o.first + sg % 2 * 16 + lane % 16;
@@ -221,7 +225,7 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
     const uint n_out = w.n_out;
     const uint first = w.unit * (LINEAR_GATE ? 32 : 64);
 
-    // Rows that are not there are the last one again.
+    // Absent rows repeat the last one.
     const uint2 w_at = tile_row(first, tid);
     const bool up = LINEAR_GATE && w_at.x == 1;
     const WeightRow w_row = weight_row(up ? codes_1 : w.codes, up ? scales_1 : w.scales, up ? offsets_1 : w.offsets, levels, a,
@@ -255,7 +259,7 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
 #endif
     const GemmSums<BX> sums = gemm_products<D, BX>(w_row, x_row, a.n_in, n_rows, tile_w, tile_x, tid, sg);
 
-    // Eight rows of x at a time through the tiles' memory, 32 neighbouring columns.
+    // Eight rows of x and 32 neighbouring columns at a time pass through the tiles' memory.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup float * strip = (threadgroup float *) tiles + sg * 256;
     #pragma clang loop unroll(full)

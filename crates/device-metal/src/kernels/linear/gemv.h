@@ -1,41 +1,47 @@
-// linear_<type>_gemv_<N>: y = x W^T for few rows of x, N = 1, 2, 4 or 8 at a time, up to three
-// weights of one type at once. linear_<type>_<last>_gemv_1 (linear/mixed.metal): the same of three
-// weights, the last of another type.
+// linear_<type>_gemv_<N>: y = x W^T for few rows of x, N = 1, 2, 4 or 8 at a time, with up to three
+// weights of one type at once. linear_<type>_<last>_gemv_1 (linear/mixed.metal): the same product
+// with three weights, the last of which has another type.
 //
-//     y_i = epilogue(x W_i^T + bias_i), W_i (n_out_i, n_in), x (n_rows, n_in) f32, y_i (n_rows, n_out_i) f32
+//     y_i = epilogue(x W_i^T + bias_i), W_i (n_out_i, n_in), x (n_rows, n_in) f32,
+//     y_i (n_rows, n_out_i) f32
 //
 // Host contract
-//   buffers 0 LinearArguments (linear/arguments.h) 1 x, multiple of 16 bytes (with
-//   LINEAR_SCALAR: 4)
-//            2 norm (n_in) f32, aligned as x, LINEAR_NORM  3, 4, 5 codes of weights 0, 1, 2
-//            6, 7, 8 their planes of scales             9, 10, 11 their planes of offsets
-//            12, 13, 14 biases (n_out_i) f32            15 residual (n_rows, n_out_0) f32, may be y_0, LINEAR_RESIDUAL; or
-//               up (n_rows, up_stride), of whose rows n_out_0 columns, LINEAR_UP
-//            16, 17, 18 y_0, y_1, y_2                   19 partials (n_rows, threadgroups) of {float bits, uint column}
-//            20 Step (step.h)                           21 row_gate (n_rows) f32, LINEAR_ROW_GATE
-//            A buffer that the constants leave unused is bound all the same, to anything. Codes start at multiples of what the
-//            decoder's header says, planes at multiples of 4 bytes.
+//   buffers  0 LinearArguments (linear/arguments.h)
+//            1 x, aligned to 16 bytes (with LINEAR_SCALAR to 4)
+//            2 norm (n_in) f32, aligned like x, LINEAR_NORM
+//            3, 4, 5 codes of weights 0, 1, 2
+//            6, 7, 8 their planes of scales    9, 10, 11 their planes of offsets
+//            12, 13, 14 biases (n_out_i) f32, LINEAR_BIAS
+//            15 residual (n_rows, n_out_0) f32, may be y_0, LINEAR_RESIDUAL; or the first n_out_0
+//               columns of up (n_rows, up_stride), LINEAR_UP
+//            16, 17, 18 y_0, y_1, y_2
+//            19 partials (n_rows, threadgroups) of {float bits, uint column}, LINEAR_ARGMAX
+//            20 Step (step.h)
+//            21 row_gate (n_rows) f32, LINEAR_ROW_GATE
+//            Buffers that the constants leave unused may be bound to anything. The decoder's header
+//            gives the alignment of codes; planes are aligned to 4 bytes.
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
-//   grid (ceil(G / (S / LINEAR_SPLIT)), ceil(n_rows / N), 1), G = sum over weights of ceil(n_out_i
-//   / 4); with LINEAR_GATE ceil(n_out_0 / 2) constants LINEAR_NORM, _BIAS, _RESIDUAL, _GATE, _UP,
-//   _ROW_GATE, _ACTIVATION, _WEIGHTS, _SPLIT, _ARGMAX, _SOFTCAP; LINEAR_SCALAR of floats and
-//            integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC of affine types
+//   grid     (ceil(G / (S / LINEAR_SPLIT)), ceil(n_rows / N), 1), G = sum over weights of
+//            ceil(n_out_i / 4); with LINEAR_GATE G = ceil(n_out_0 / 2)
+//   constants LINEAR_NORM, _BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION, _WEIGHTS, _SPLIT,
+//            _ARGMAX, _SOFTCAP; LINEAR_SCALAR for floats and integer rows; AFFINE_GROUP, _SCALE,
+//            _SYMMETRIC for affine types
 //   threadgroup memory  none to be set
-//   reads each weight once for N rows of x, x once for 4 rows of a weight (from caches), nothing
-//   after any row's end
+//   reads    each weight once for N rows of x; x once for 4 rows of a weight (from caches); nothing
+//            after the end of a row
 //
-// A simdgroup makes 4 rows of a weight (with LINEAR_GATE 2 of the gate and the same 2 of up) for
-// all rows of x. Its lanes take spans of 16 columns in turn; x and its sums are prepared once for
-// the 4 rows. LINEAR_SPLIT simdgroups share the spans of the same rows, for matrices with too few
-// rows to fill the GPU.
+// A simdgroup computes 4 rows of a weight (with LINEAR_GATE 2 of the gate and the same 2 of up) for
+// all rows of x. Each lane computes every 32nd span of 16 columns. x and its sums are prepared once
+// for the 4 rows. LINEAR_SPLIT simdgroups share the spans of the same rows, for matrices with too
+// few rows to fill the GPU.
 //
-// The norm costs no pass of its own: y = scale * sum(w * x * norm), scale = 1 / sqrt(mean(x^2) +
-// eps), and the squares are summed in the loop that multiplies.
+// The norm needs no extra pass: y = scale * sum(w * x * norm), scale = 1 / sqrt(mean(x^2) + eps).
+// The loop that multiplies also sums the squares.
 //
-// Order of accumulation: each lane over its spans ascending, a span's vectors ascending, each its
-// components and then times its scale, offsets after the last vector of a scale; lanes by simd_sum,
-// splits ascending. It is the same for every N, so that a row has the same bits whatever shares its
-// step.
+// Order of accumulation: each lane over its spans ascending, then over a span's vectors ascending.
+// The components of a vector are summed first and then multiplied by the scale; offsets are added
+// after the last vector of a scale. Lanes are added by simd_sum, then splits ascending. The order
+// is the same for every N, so that a row has the same bits in every batch.
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
@@ -46,7 +52,7 @@ using namespace metal;
 #include "linear/target.h"
 #include "step.h"
 
-// A vector of x; 0 after the row's end.
+// Loads a vector of x; columns after the row's end are 0.
 template<class D> static inline float4 load_x(device const float * x, uint column, uint n_in) {
     if (!D::RAGGED) return *(device const float4 *) (x + column);
     float4 v = float4(0.0f);
@@ -60,13 +66,13 @@ template<class D> static inline float4 load_x(device const float * x, uint colum
     return v;
 }
 
-// Rows of x in device memory. What `gemv_products` multiplies with has such a `load`.
+// Rows of x in device memory. Every source of x of `gemv_products` has such a `load`.
 struct DeviceRows {
     device const float * x;
     uint stride;
     uint n_rows;
 
-    // A vector of row n; a row that is not there is the last one again.
+    // Loads a vector of row n. Absent rows repeat the last one.
     template<class D> float4 load(uint n, uint column, uint n_in) const {
         return load_x<D>(x + min(n, n_rows - 1) * stride, column, n_in);
     }
@@ -82,15 +88,15 @@ struct ThreadgroupRow {
     }
 };
 
-// 4 rows of weights times N rows of x, a lane's part of the sums.
+// A lane's part of the products of 4 rows of weights and N rows of x.
 template<short N> struct Products {
     float sums[N][4];
-    float squares[N]; // of x before the norm's weight
+    float squares[N]; // sums of squares of x, before the norm's weight
 };
 
-// Adds a span. A vector of codes meets that of every row of x before the next is decoded, so that
-// codes stay as they were loaded: decoded they would take 64 registers. `load` is called again for
-// each part of a span that is used: the compiler loads and decodes each part once.
+// Adds a span. A vector of codes is multiplied with every row of x before the next one is decoded.
+// The other codes stay as they were loaded, since decoded ones would take 64 registers. `load` is
+// called again for each part of a span; the compiler loads and decodes each part once.
 template<class D, short N, class X>
 static inline void add_span(thread Products<N> & p, thread const WeightRow * rows, // 4
                             X x, device const float * norm, uint n_in, uint span) {
@@ -153,7 +159,7 @@ static inline Products<N> gemv_products(thread const WeightRow * rows, // 4
     return p;
 }
 
-// Row `row` of a weight.
+// Returns row `row` of a weight.
 static inline WeightRow weight_row(device const uchar * codes, device const uchar * scales, device const uchar * offsets,
                                    threadgroup const float * levels, constant LinearArguments & a, uint row) {
     WeightRow w;
@@ -164,7 +170,8 @@ static inline WeightRow weight_row(device const uchar * codes, device const ucha
     return w;
 }
 
-// Lane 4 n + r has the whole sum of row n of x and row r of the weights, and of row n's squares.
+// Sums over all lanes. Lane 4 n + r holds the product of row n of x and row r of the weights, and
+// the squares of row n.
 template<short N> struct LaneSums {
     float product;
     float squares;
@@ -196,7 +203,7 @@ template<class A> struct SameType<A, A> {
     enum { YES = 1 };
 };
 
-// What the simdgroups of a threadgroup share, of at most 16.
+// Memory that the simdgroups of a threadgroup share, at most 16.
 template<short N> struct GemvMemory {
     threadgroup float * levels;  // 16
     threadgroup float * sums;    // 16 * N * 4
@@ -204,21 +211,21 @@ template<short N> struct GemvMemory {
     threadgroup uint2 * best;    // 16 * N: float bits, column
 };
 
-// Where a simdgroup is.
+// Place of a simdgroup, and its rows of x.
 struct GemvPlace {
     ushort sg;
     ushort lane;
-    uint pass;    // how many blocks it has made before
+    uint pass;    // number of blocks that it has computed before
     uint first_x; // the first row of x
-    uint n_rows;  // how many from it on
+    uint n_rows;  // number of rows from `first_x` on
 };
 
-// 4 rows of a weight (with LINEAR_GATE 2 of each) by N rows of x, and what follows the product.
-// `block`: which 4, of all weights'. `other`: residual, or up. Every simdgroup of the threadgroup
-// calls it as often.
+// Computes 4 rows of a weight (with LINEAR_GATE 2 of gate and up each) by N rows of x, and the
+// epilogue. `block`: index of the 4 rows among those of all weights. `other`: residual, or up.
+// Every simdgroup of the threadgroup must call it equally often.
 //
-// LAST: the type of weight 2. If it is another than D, its rows have LAST::row_bytes(n_in) bytes,
-// and no planes or levels.
+// LAST: the type of weight 2. If it is not D, its rows have LAST::row_bytes(n_in) bytes, and no
+// planes or levels.
 template<class D, class LAST, short N, class X>
 static inline void gemv_block(constant LinearArguments & a, BoundWeights weights, X inputs, device const float * norm,
                               device const float * other, device const float * row_gate, uint block, GemvMemory<N> memory, GemvPlace at) {
@@ -231,7 +238,7 @@ static inline void gemv_block(constant LinearArguments & a, BoundWeights weights
 
     WeightRow rows[4];
     for (short r = 0; r < 4; r++) {
-        // A row that is not there is the last one again.
+        // Absent rows repeat the last one.
         const uint row = min(first + (LINEAR_GATE ? r % 2 : r), n_out - 1);
         const bool up = LINEAR_GATE && r >= 2;
         rows[r] = weight_row(up ? weights.codes[1] : w.codes, up ? weights.scales[1] : w.scales,
@@ -248,7 +255,7 @@ static inline void gemv_block(constant LinearArguments & a, BoundWeights weights
     LaneSums<N> s = lane_sums<N>(products, lane);
 
     if (LINEAR_SPLIT > 1) {
-        // Sums of the block before may still be read.
+        // Other simdgroups may still read the sums of the previous block.
         if (at.pass > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
         if (lane < 4 * N) memory.sums[sg * 4 * N + lane] = s.product;
         if (LINEAR_NORM && lane < 4 * N && lane % 4 == 0) memory.squares[sg * N + lane / 4] = s.squares;
@@ -282,7 +289,7 @@ static inline void gemv_block(constant LinearArguments & a, BoundWeights weights
     if (writes) w.y[(at.first_x + n) * n_out + row] = value;
 
     if (LINEAR_ARGMAX) {
-        // The largest of each 4 lanes, of equals the lowest column; NaN is never larger.
+        // The largest of each 4 lanes, with the lowest column of equal ones. NaN is never larger.
         float largest = writes && value == value ? value : -FLT_MAX;
         uint column = writes && value == value ? row : 0xffffffff;
         for (ushort other = 1; other < 4; other *= 2) {
@@ -300,8 +307,9 @@ static inline void gemv_block(constant LinearArguments & a, BoundWeights weights
     }
 }
 
-// Of each row of x the best of the threadgroup, after all its blocks; `partials` are those of its
-// first row of x. Simdgroups ascend with their columns, so that of equals the first stays.
+// Writes the best column of each row of x in the threadgroup, after all its blocks. `partials`
+// begins at the threadgroup's first row of x. Simdgroups ascend with their columns, so that the
+// first of equal values stays.
 template<short N>
 static inline void write_best(device uint2 * partials, GemvMemory<N> memory, uint n_rows, uint n_sg, uint group, uint n_groups, uint tid) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -330,7 +338,7 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
     }
     const GemvMemory<N> memory = {levels, split_sums, split_squares, best};
 
-    // Which rows of x.
+    // Rows of x of this threadgroup.
     const uint all_rows = rows_of(*step, a.per_token), first_x = place.y * N;
     const uint n_rows = first_x < all_rows ? min(all_rows - first_x, uint(N)) : 0;
     DeviceRows inputs;

@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, rows of signed 16-bit integers.
+// All kernels that multiply with, or decode, rows of signed 16-bit integers.
 #include "linear/affine.h"
 #include "linear/kernels.h"
 

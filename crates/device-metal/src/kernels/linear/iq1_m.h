@@ -1,8 +1,8 @@
 // IQ1_M: blocks of 256 values in 56 bytes: 32 bytes with the low 8 bits of the index of each 8
-// values, 16 bytes, a nibble for each 8 values: the upper 3 bits of the index and a bit that says
-// that the shift is negative; four times 16 bits: a scale of 3 bits for each 16 values, and in the
-// top nibbles a half `d`, the lowest first. value = d * (2 * scale + 1) * (point +- 0.125). Blocks
-// start at multiples of 2 bytes.
+// values; 16 bytes with a nibble for each 8 values, the upper 3 bits of the index and the sign of
+// the shift; four words of 16 bits, with a scale of 3 bits for each 16 values. Their top nibbles
+// are a half `d`, the lowest first. value = d * (2 * scale + 1) * (point +- 0.125). Blocks start at
+// multiples of 2 bytes.
 #pragma once
 #include "linear/grid.h"
 

@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type IQ1_M.
+// All kernels that multiply with, or decode, weights of type IQ1_M.
 #include "linear/iq1_m.h"
 #include "linear/kernels.h"
 

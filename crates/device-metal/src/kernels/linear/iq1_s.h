@@ -1,6 +1,6 @@
 // IQ1_S: blocks of 256 values in 50 bytes: a half `d`, 32 bytes with the low 8 bits of the index of
-// each 8 values, 16 bits for each 32 values: four times the upper 3 bits of an index, 3 bits of
-// scale, a bit that says that the shift is negative. value = d * (2 * scale + 1) * (point +-
+// each 8 values, 16 bits for each 32 values: the upper 3 bits of four indices, 3 bits of scale, the
+// sign of the shift. value = d * (2 * scale + 1) * (point +-
 // 0.125). Blocks start at multiples of 2 bytes.
 #pragma once
 #include "linear/grid.h"

@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type IQ1_S.
+// All kernels that multiply with, or decode, weights of type IQ1_S.
 #include "linear/iq1_s.h"
 #include "linear/kernels.h"
 

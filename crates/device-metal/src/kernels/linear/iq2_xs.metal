@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type IQ2_XS.
+// All kernels that multiply with, or decode, weights of type IQ2_XS.
 #include "linear/iq2_xs.h"
 #include "linear/kernels.h"
 

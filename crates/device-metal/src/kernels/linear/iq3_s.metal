@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type IQ3_S.
+// All kernels that multiply with, or decode, weights of type IQ3_S.
 #include "linear/iq3_s.h"
 #include "linear/kernels.h"
 

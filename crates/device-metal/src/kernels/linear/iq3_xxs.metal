@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type IQ3_XXS.
+// All kernels that multiply with, or decode, weights of type IQ3_XXS.
 #include "linear/iq3_xxs.h"
 #include "linear/kernels.h"
 

@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type IQ4_NL.
+// All kernels that multiply with, or decode, weights of type IQ4_NL.
 #include "linear/iq4_nl.h"
 #include "linear/kernels.h"
 

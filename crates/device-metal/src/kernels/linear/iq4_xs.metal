@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type IQ4_XS.
+// All kernels that multiply with, or decode, weights of type IQ4_XS.
 #include "linear/iq4_xs.h"
 #include "linear/kernels.h"
 

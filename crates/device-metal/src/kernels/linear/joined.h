@@ -1,27 +1,31 @@
-// linear_<type>_joined: y = epilogue(n(sum) W_i^T + bias_i) for one row, sum = factor * (residual +
-// rms_norm(branch) * weight): a branch joins the residual stream after norms of its own (join.h),
-// and what reads the stream next multiplies it, in one dispatch. linear_<type>_<last>_joined
-// (linear/mixed.metal): the same of three weights, the last of another type.
+// linear_<type>_joined: y = epilogue(n(sum) W_i^T + bias_i) for one row, with sum = factor *
+// (residual + rms_norm(branch) * weight). One dispatch adds a branch to the residual stream after
+// norms of the branch's own (join.h), and multiplies the next reader's weights with it.
+// linear_<type>_<last>_joined (linear/mixed.metal): the same with three weights, the last of which
+// has another type.
 //
 // Host contract
-//   buffers 0 JoinedArguments (linear/arguments.h) 1 x (cols) 2 norm (cols), JOIN_NORMS: n(sum) =
-//   rms_norm(sum) * norm
+//   buffers  0 JoinedArguments (linear/arguments.h)    1 x (cols)
+//            2 norm (cols), JOIN_NORMS: n(sum) = rms_norm(sum) * norm
 //            3 to 14 codes, planes and biases, 16, 17, 18 y_i, 19 partials, as in linear/gemv.h
-//            15 residual (cols)       20 weight (cols), JOIN_WEIGHT      21 first_weight, 22 pair, 23 pair_weight (cols), JOIN_PAIR
-//            24 sum (cols): nothing that is read                             25 up (n_out_0), LINEAR_UP
+//            15 residual (cols)
+//            20 weight (cols), JOIN_WEIGHT
+//            21 first_weight, 22 pair, 23 pair_weight (cols), JOIN_PAIR
+//            24 sum (cols), overlaps no input
+//            25 up (n_out_0), LINEAR_UP
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
 //   grid     (ceil(G / (S / LINEAR_SPLIT * passes)), 1, 1), G as in linear/gemv.h; there is one row
-//   constants those of linear/gemv.h, LINEAR_NORM, _RESIDUAL and _ROW_GATE false; those of join.h,
-//   JOIN_PARTS false, JOIN_NORM true, JOIN_NORMS 0 or 1 threadgroup memory 0 16 * ceil(n_in / 4)
-//   bytes reads each weight once; branch, residual and norms once for each threadgroup (from
-//   caches)
+//   constants those of linear/gemv.h, with LINEAR_NORM, _RESIDUAL and _ROW_GATE false; those of
+//            join.h, with JOIN_PARTS false, JOIN_NORM true, JOIN_NORMS 0 or 1
+//   threadgroup memory 0  16 * ceil(n_in / 4) bytes
+//   reads    each weight once; branch, residual and norms once for each threadgroup (from caches)
 //
-// Every threadgroup makes the row for itself, in threadgroup memory, and the first one also writes
-// the sum. So that it is made seldom, a simdgroup makes `passes` neighbouring blocks, and
-// threadgroups are as large as can be.
+// Every threadgroup computes the row itself, in threadgroup memory; the first one also writes the
+// sum. To limit this repetition, a simdgroup computes `passes` neighbouring blocks, and
+// threadgroups are as large as possible.
 //
-// Order of accumulation: join.h's; then that of linear/gemv.h. Bits are those of join and
-// linear_<type>_gemv_1 one after the other.
+// Order of accumulation: that of join.h, then that of linear/gemv.h. The bits are those of join
+// followed by linear_<type>_gemv_1.
 #pragma once
 #include "join.h"
 #include "linear/gemv.h"

@@ -11,7 +11,7 @@ struct KScales {
     float2 min;
 };
 
-// What a block holds of sub-blocks 2 c and 2 c + 1, as it lies: `d` and `dmin`, and three pairs of
+// The undecoded scales and mins of sub-blocks 2 c and 2 c + 1: `d` and `dmin`, and three pairs of
 // the 12 bytes.
 struct KWords {
     half2 dm;
@@ -20,7 +20,8 @@ struct KWords {
     ushort before; // bytes 2 c - 4, if c is 2 or 3
 };
 
-// Of a block that begins with `d`, `dmin` and the 12 bytes, and is a multiple of 4 bytes.
+// Loads the words of a block that begins with `d`, `dmin` and the 12 bytes, and is aligned to 4
+// bytes.
 static inline KWords k_words(device const uchar * block, uint c) {
     device const ushort * pairs = (device const ushort *) (block + 4);
     KWords w;
@@ -32,7 +33,7 @@ static inline KWords k_words(device const uchar * block, uint c) {
     return w;
 }
 
-// Both sub-blocks' scales, times `d`, and mins, times `dmin`.
+// Returns both sub-blocks' scales, times `d`, and mins, times `dmin`.
 static inline KScales k_scales(KWords w, uint c) {
     ushort scale, min;
     if (c < 2) {
@@ -48,8 +49,8 @@ static inline KScales k_scales(KWords w, uint c) {
     return k;
 }
 
-// Blocks of 256 values in four chunks of 64, whose byte b of 32 holds values b and b + 32: a lane
-// takes 8 bytes of a chunk.
+// Blocks of 256 values in four chunks of 64. Byte b of the 32 bytes of a chunk holds values b and
+// b + 32. A lane loads 8 bytes of a chunk.
 struct ChunkBlocks : WholeBlocks {
     enum { GROUPS = 2, OFFSET = 1 };
     static uint column(uint span, short j) { return span / 4 * 64 + span % 4 * 8 + (j & 2) * 16 + (j & 1) * 4; }

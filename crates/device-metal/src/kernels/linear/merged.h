@@ -1,24 +1,28 @@
-// linear_<type>_merged: y = residual + bias + x W^T for one row x that an attention made in parts:
-// its positions were split over threadgroups (attention/parts.h), and every threadgroup here joins
-// the parts before it multiplies.
+// linear_<type>_merged: y = residual + bias + x W^T for one row x that attention left in parts,
+// since its positions were split over threadgroups (attention/parts.h). Every threadgroup here
+// merges the parts before it multiplies.
 //
 //     x = merged heads (n_heads * head_dim), W (n_out_0, n_in), y (n_out_0) f32
 //
 // Host contract
-//   buffers 0 MergedArguments (linear/arguments.h) 3 codes, 6 scales, 9 offsets of the weight,
-//   aligned as in linear/gemv.h
-//            12 bias (n_out_0), LINEAR_BIAS              15 residual (n_out_0), may be y, LINEAR_RESIDUAL         16 y
-//            21 sinks (n_heads) f32, where has_sinks     22 parts (n_heads, n_splits, 4 * ceil(head_dim / 4)) f32
+//   buffers  0 MergedArguments (linear/arguments.h)
+//            3 codes, 6 scales, 9 offsets of the weight, aligned as in linear/gemv.h
+//            12 bias (n_out_0), LINEAR_BIAS
+//            15 residual (n_out_0), may be y, LINEAR_RESIDUAL
+//            16 y
+//            21 sinks (n_heads) f32, if has_sinks
+//            22 parts (n_heads, n_splits, 4 * ceil(head_dim / 4)) f32
 //            23 totals (n_heads, n_splits) float2
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
 //   grid     (ceil(B / (S / LINEAR_SPLIT)), 1, 1), B = ceil(n_out_0 / 4); there is one row
 //   constants LINEAR_BIAS, _RESIDUAL, _SPLIT; LINEAR_NORM, _GATE, _UP, _ROW_GATE, _ARGMAX and
-//   _SOFTCAP are false, _WEIGHTS is 1; those of the type threadgroup memory 0 16 * ceil(n_in / 4)
-//   bytes reads the weight once, the parts once for each threadgroup (from caches): so a
-//   threadgroup is as large as can be
+//            _SOFTCAP are false, _WEIGHTS is 1; those of the type
+//   threadgroup memory 0  16 * ceil(n_in / 4) bytes
+//   reads    the weight once, the parts once for each threadgroup (from caches); so threadgroups
+//            are as large as possible
 //
 // Order of accumulation: splits ascending, the sink last, for each column; then that of
-// linear/gemv.h. Bits are those of attention_merge and linear_<type>_gemv_1 one after the other.
+// linear/gemv.h. The bits are those of attention_merge followed by linear_<type>_gemv_1.
 #pragma once
 #include "attention/parts.h"
 #include "linear/gemv.h"
@@ -56,6 +60,6 @@ kernel void linear_merged(constant MergedArguments & a [[buffer(0)]],
     const BoundWeights weights = PRODUCT_WEIGHTS;
     const GemvMemory<1> shared = {levels, split_sums, split_squares, best};
     const GemvPlace at = {sg, lane, 0, 0, 1};
-    // There is no norm and no gate of the row: `norm` is not read as either.
+    // `norm` is passed as norm and as row gate, but read as neither: both constants are false.
     gemv_block<D, D, 1>(a.linear, weights, input, norm, other, norm, place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT, shared, at);
 }

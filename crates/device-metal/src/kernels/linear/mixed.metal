@@ -1,4 +1,4 @@
-// Products with three weights of which the last has another type: q, k and v of files that store v
+// Products with three weights, the last of which has another type: q, k and v of files that store v
 // with more bits. Contract: linear/gemv.h and linear/joined.h.
 #include "linear/q2_k.h"
 #include "linear/q3_k.h"

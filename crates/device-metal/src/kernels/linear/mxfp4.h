@@ -2,16 +2,16 @@
 // its low nibble, value j + 16 in its high one, each a sign, two bits of exponent and one of
 // mantissa (E2M1). value = 2^(e - 127) * E2M1. Blocks start anywhere.
 //
-// The lower three bits of a code, 9 places up, are a half that is 2^-14 times the number, a
-// subnormal one for 0.5. Halves are multiplied before they are converted: Apple's GPUs compute with
-// subnormal halves, but what a conversion of one to a flushed f32 gives is not said anywhere.
+// The lower three bits of a code, shifted left by 9, are a half that is 2^-14 times the number. For
+// 0.5 this half is subnormal. Halves are multiplied before they are converted: Apple's GPUs compute
+// with subnormal halves, but no document says how they convert one to an f32 that is flushed.
 #pragma once
 #include "linear/block.h"
 
 struct MXFP4 : WholeBlocks {
     enum { GROUPS = 1, OFFSET = 0 };
     static uint column(uint span, short j) { return NibbleBlocks::column(span, j); }
-    // The scale is that of twice the number.
+    // `scale` is half the scale of the block.
     static float4 factor() { return float4(2.0f); }
 
     // The numbers of the low nibbles of four bytes.

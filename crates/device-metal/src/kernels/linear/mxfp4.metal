@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type MXFP4.
+// All kernels that multiply with, or decode, weights of type MXFP4.
 #include "linear/mxfp4.h"
 #include "linear/kernels.h"
 

@@ -1,9 +1,9 @@
-// Blocks of which a lane takes 16 neighbouring values: spans are what matrices and embedding want
-// as well, so that such a type has `load` only.
+// Blocks whose spans are 16 neighbouring values. Matrices and embedding use the same 16 values, so
+// that such a type only has `load`.
 #pragma once
 #include "linear/block.h"
 
-// `D::load` takes span `index`, with one scale and perhaps one offset.
+// `D::load` loads span `index`, with one scale and perhaps one offset.
 template<class D> struct Neighbours : WholeBlocks {
     enum { GROUPS = 1, OFFSET = 0 };
     static uint column(uint span, short j) { return span * 16 + j * 4; }

@@ -6,11 +6,11 @@
 #include "linear/neighbours.h"
 
 struct NVFP4 : Neighbours<NVFP4> {
-    // The scale is that of twice the number.
+    // `scale` is half the scale of the values.
     static float4 factor() { return MXFP4::factor(); }
 
-    // Half of an E4M3 without its sign: its bits, 7 places up, are a half that is 2^-8 times the
-    // number, subnormals included. NaN, 127, is 0.
+    // Returns half the magnitude of an E4M3. Its bits, shifted left by 7, are a half that is 2^-8
+    // times the number, subnormals included. NaN (127) is 0.
     static float e4m3_half(uchar e) {
         if (e == 127) return 0.0f;
         return float(as_type<half>(ushort((e & 127) << 7)) * 128.0h);

@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type NVFP4.
+// All kernels that multiply with, or decode, weights of type NVFP4.
 #include "linear/nvfp4.h"
 #include "linear/kernels.h"
 

@@ -1,9 +1,9 @@
-// The one parameter list of all products with weights: linear/gemv.h, gemm.h, joined.h, merged.h
+// The common parameter list of all products with weights: linear/gemv.h, gemm.h, joined.h, merged.h
 // and expert_linear.h. A kernel adds its arguments at 0 and its own buffers from 20 on.
 //
-//   1 x 2 norm 3, 4, 5 codes of weights 0, 1, 2
-//   6, 7, 8 their planes of scales   9, 10, 11 planes of offsets     12, 13, 14 biases
-//   15 other: residual, or up        16, 17, 18 y_0, y_1, y_2        19 partials
+//   1 x                             2 norm                       3, 4, 5 codes of weights 0, 1, 2
+//   6, 7, 8 their planes of scales  9, 10, 11 planes of offsets  12, 13, 14 biases
+//   15 other: residual, or up       16, 17, 18 y_0, y_1, y_2     19 partials
 //
 // A kernel may leave parameters unused; the host binds any buffer to them.
 #pragma once
@@ -29,7 +29,7 @@
     device float * y_2 [[buffer(18)]],                     \
     device uint2 * partials [[buffer(19)]]
 
-// The weights of PRODUCT_BUFFERS as a BoundWeights (linear/target.h).
+// The weights of PRODUCT_BUFFERS, as a BoundWeights (linear/target.h).
 #define PRODUCT_WEIGHTS                                    \
     {{codes_0, codes_1, codes_2},                          \
      {scales_0, scales_1, scales_2},                       \
@@ -37,7 +37,7 @@
      {bias_0, bias_1, bias_2},                             \
      {y_0, y_1, y_2}}
 
-// Where a thread is.
+// Place of a thread.
 #define PRODUCT_THREAD                                     \
     uint2 place [[threadgroup_position_in_grid]],          \
     uint2 n_places [[threadgroups_per_grid]],              \

@@ -5,7 +5,7 @@
 
 struct Q1_0 : Neighbours<Q1_0> {
     enum { OFFSET = 1 };
-    // Bits are left where they lie in a nibble.
+    // Bits stay in place in their nibble.
     static float4 factor() { return float4(1.0f, 0.5f, 0.25f, 0.125f); }
 
     static Codes<1> load(WeightRow row, uint span, uint) {

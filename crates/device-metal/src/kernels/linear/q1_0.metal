@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type Q1_0.
+// All kernels that multiply with, or decode, weights of type Q1_0.
 #include "linear/q1_0.h"
 #include "linear/kernels.h"
 

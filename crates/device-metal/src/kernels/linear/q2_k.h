@@ -11,7 +11,7 @@ struct Q2_K : QuarterBlocks {
         const uint h = span % 16 / 8, l = span % 8 * 4;
         const uint qs = load_4(block + 16 + 32 * h + l);
         const half2 dm = as_type<half2>(load_4(block + 80));
-        // Bytes 2 j + l / 16 of the half's eight.
+        // Bytes 2 j + l / 16 of the eight bytes of the half block.
         const uint shift = l / 16 * 8;
         const uint s0 = load_4(block + 8 * h) >> shift, s1 = load_4(block + 8 * h + 4) >> shift;
         Codes<4> codes;

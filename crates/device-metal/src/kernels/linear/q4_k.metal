@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type Q4_K.
+// All kernels that multiply with, or decode, weights of type Q4_K.
 #include "linear/q4_k.h"
 #include "linear/kernels.h"
 

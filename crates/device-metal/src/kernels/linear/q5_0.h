@@ -4,7 +4,7 @@
 #pragma once
 #include "linear/block.h"
 
-// Bits 0..3 as bit 4 of each byte.
+// Moves bits 0..3 to bit 4 of bytes 0..3.
 static inline uint fifth_bits(uint bits) {
     return (bits << 4 & 0x10) | (bits << 11 & 0x1000) | (bits << 18 & 0x100000) | (bits << 25 & 0x10000000);
 }

@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type Q5_0.
+// All kernels that multiply with, or decode, weights of type Q5_0.
 #include "linear/q5_0.h"
 #include "linear/kernels.h"
 

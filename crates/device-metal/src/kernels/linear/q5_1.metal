@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type Q5_1.
+// All kernels that multiply with, or decode, weights of type Q5_1.
 #include "linear/q5_1.h"
 #include "linear/kernels.h"
 

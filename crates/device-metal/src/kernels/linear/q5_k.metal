@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type Q5_K.
+// All kernels that multiply with, or decode, weights of type Q5_K.
 #include "linear/q5_k.h"
 #include "linear/kernels.h"
 

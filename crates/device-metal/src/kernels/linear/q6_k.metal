@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type Q6_K.
+// All kernels that multiply with, or decode, weights of type Q6_K.
 #include "linear/q6_k.h"
 #include "linear/kernels.h"
 

@@ -1,11 +1,11 @@
-// Which of the weights that one dispatch multiplies with a threadgroup, or a simdgroup, belongs to:
-// the first lines of linear/gemv.h, whose units are 4 rows of a weight, and of linear/gemm.h, whose
-// units are 64.
+// Choice of a weight, and of rows of it, for a threadgroup or a simdgroup of a dispatch with
+// several weights. A unit is 4 rows of a weight for a simdgroup of linear/gemv.h, and 64 for a
+// threadgroup of linear/gemm.h.
 #pragma once
 #include "linear/arguments.h"
 #include "linear/constants.h"
 
-// All weights as they are bound. What LINEAR_WEIGHTS leaves unused is not read.
+// All bound weights. Those after LINEAR_WEIGHTS are not read.
 struct BoundWeights {
     device const uchar * codes[3];
     device const uchar * scales[3];
@@ -14,8 +14,8 @@ struct BoundWeights {
     device float * y[3];
 };
 
-// One of them, and a unit of its rows. With LINEAR_GATE weight 0, in whose units the rows of both
-// stand.
+// One weight, and a unit of its rows. With LINEAR_GATE it is weight 0, and a unit has rows of both
+// weights.
 struct Target {
     device const uchar * codes;
     device const uchar * scales;
@@ -24,7 +24,7 @@ struct Target {
     device float * y;
     uint n_out;
     uint unit;
-    bool is_last; // weight 2
+    bool is_last; // true for weight 2
 };
 
 static inline Target weight_at(BoundWeights w, short i, uint n_out, uint unit) {
@@ -40,8 +40,8 @@ static inline Target weight_at(BoundWeights w, short i, uint n_out, uint unit) {
     return t;
 }
 
-// Units of `rows` rows of each weight follow each other. The branches are the same for all lanes of
-// a simdgroup.
+// Returns the target of a unit of `rows` rows. Units of weight 0 come first, then those of weights
+// 1 and 2. All lanes of a simdgroup take the same branches.
 static inline Target target_of(BoundWeights w, constant LinearArguments & a, uint unit, uint rows) {
     if (LINEAR_WEIGHTS == 1 || LINEAR_GATE) return weight_at(w, 0, a.n_out_0, unit);
     const uint units_0 = (a.n_out_0 + rows - 1) / rows, units_1 = (a.n_out_1 + rows - 1) / rows;

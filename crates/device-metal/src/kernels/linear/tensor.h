@@ -1,16 +1,16 @@
-// The tile of linear/gemm.h on the matrix units that Metal 4 opens (M5): LINEAR_TENSOR.
+// The tile of linear/gemm.h on the tensor units of Metal 4 (M5): LINEAR_TENSOR.
 //
-// NOT EXECUTED: no machine that this was written on has Metal 4, and the emulator leaves it out, as
-// every compiler of an older Metal does. It follows the headers of MetalPerformancePrimitives as
-// published, and is off unless a profile turns it on (WITH_TENSORS, which is an error where it
-// cannot be compiled); what `ingle metal-selftest --tensors` says on an M5 is to decide.
+// NEVER EXECUTED: no machine on which it was written has Metal 4. The emulator omits it, like every
+// compiler of an older Metal. It follows the published headers of MetalPerformancePrimitives, and
+// is off unless a profile enables it (WITH_TENSORS, an error if the compiler has no tensors). The
+// result of `ingle metal-selftest --tensors` on an M5 will decide.
 //
 // Tiles are those of linear/gemm.h without padding (rows of 32 operands). The four simdgroups of
-// the threadgroup multiply them together, BX by 64 sums stay in a cooperative tensor, and go to
-// threadgroup memory at the end: 256 * BX bytes.
+// the threadgroup multiply them together. BX by 64 sums stay in a cooperative tensor, and are
+// stored to threadgroup memory at the end: 256 * BX bytes.
 #pragma once
 
-// float4s of threadgroup memory that linear_gemm needs.
+// Number of float4s of threadgroup memory that linear_gemm needs.
 #if defined(__METAL_VERSION__) && __METAL_VERSION__ >= 400 && defined(__HAVE_TENSOR__)
 #define HAS_TENSORS
 #define GEMM_FOURS(BX, size) \
@@ -19,7 +19,7 @@
 #include <metal_tensor>
 #include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
 
-// `products` (BX, 64) lies over the tiles.
+// Multiplies a tile. `products` (BX, 64) overlaps the tiles.
 template<class D, short BX>
 static inline void tensor_products(WeightRow w_row, device const float * x_row, uint n_in,
                                    threadgroup typename D::Operand * tile_w, threadgroup typename D::Operand * tile_x,
@@ -54,7 +54,7 @@ static inline void tensor_products(WeightRow w_row, device const float * x_row, 
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 #elif defined(WITH_TENSORS)
-#error "tensor units were asked for, and this compiler has no tensors: macOS 26 and Metal 4 have"
+#error "WITH_TENSORS is set, but this compiler has no tensors: they need macOS 26 and Metal 4"
 #else
 #define GEMM_FOURS(BX, size) ((64 + BX) * TILE_STRIDE * (size) / 16)
 #endif

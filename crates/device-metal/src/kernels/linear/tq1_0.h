@@ -8,7 +8,8 @@
 struct TQ1_0 : Neighbours<TQ1_0> {
     enum { OFFSET = 1 };
 
-    // Digits of four bytes: the first of each byte times `power`, a power of three.
+    // Returns the first digit of each of four bytes after multiplication by `power`, a power of
+    // three.
     static float4 digits(uint word, uint power) {
         const uint4 bytes = uint4(word, word >> 8, word >> 16, word >> 24) & 255;
         return float4((bytes * power & 255) * 3 >> 8);
@@ -16,8 +17,8 @@ struct TQ1_0 : Neighbours<TQ1_0> {
 
     static Codes<1> load(WeightRow row, uint span, uint) {
         device const uchar * block = row.codes + span / 16 * 54;
-        // 16 neighbours are one digit of 16 bytes; the last 16 are four digits of the last four
-        // bytes.
+        // 16 neighbouring values are one digit of 16 bytes. The last 16 are four digits of the last
+        // four bytes.
         const uint at = span % 16, n = at < 10 ? at / 2 : at - 10;
         device const uchar * bytes = block + (at < 10 ? at % 2 * 16 : 32);
         uint power = 1;

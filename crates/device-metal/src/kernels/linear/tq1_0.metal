@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type TQ1_0.
+// All kernels that multiply with, or decode, weights of type TQ1_0.
 #include "linear/tq1_0.h"
 #include "linear/kernels.h"
 

@@ -1,4 +1,4 @@
-// Everything that multiplies with, or decodes, weights of type TQ2_0.
+// All kernels that multiply with, or decode, weights of type TQ2_0.
 #include "linear/tq2_0.h"
 #include "linear/kernels.h"
 

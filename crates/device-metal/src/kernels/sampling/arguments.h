@@ -1,10 +1,10 @@
-// Arguments of the kernels that choose tokens. build.rs gives the host the same structs.
+// Arguments of the kernels that choose tokens. build.rs translates them to Rust for the host.
 #pragma once
 #include "step_parts.h"
 
-// argmax, and the kernels of this folder.
+// Arguments of argmax and of the kernels of this folder.
 struct ChooseArguments {
-    uint cols; // of a row of logits; of argmax with FC_BESTS: parts of the row
+    uint cols; // logits of a row; for argmax with FC_BESTS parts of the row
     uint reserved0;
     uint reserved1;
     uint reserved2;

@@ -1,10 +1,11 @@
-// Masks on the logits of outputs, in place: minus infinity for each token whose bit is 0. Bit t %
-// 32 of word t / 32 is token t's.
+// Masks the logits of outputs, in place: a token whose bit is 0 gets minus infinity. Bit t % 32 of
+// word t / 32 belongs to token t.
 //
-// A thread for every n-th token of an output. The lanes of a SIMD-group read one word. Buffers: 0
-// ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 masks: from
-// choice.mask - 1 on the words of an output. Grid: (any number, outputs); outputs without a mask
-// return at once. Reads 4 bytes for 32 tokens, and writes at most 4 for each token.
+// A thread masks every n-th token of an output. The lanes of a SIMD-group read one word.
+//
+// Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 masks: an
+// output's words begin at choice.mask - 1. Grid: (any number, outputs); threads of outputs without
+// a mask return at once. Reads 4 bytes for 32 tokens, and writes at most 4 for each token.
 #include <metal_stdlib>
 using namespace metal;
 #include "sampling/arguments.h"

@@ -1,11 +1,11 @@
-// Biases and penalties on the logits of outputs, in place: the token's biases are added; then, for
-// a token that occurs c > 0 times among the output's recent and pending tokens, l = l / repeat if
-// l > 0, else l * repeat; then l -= presence + frequency * c. Pending tokens were chosen by earlier
-// steps; one that chose nothing counts for nothing.
+// Biases and penalties on the logits of outputs, in place. First the token's biases are added. Then
+// penalties apply to a token that occurs c > 0 times among the output's recent and pending tokens:
+// l = l / repeat if l > 0, else l * repeat; then l -= presence + frequency * c. Pending tokens are
+// chosen by earlier steps; an output without a chosen token counts nothing.
 //
-// A thread for each of these tokens and each bias; where a token occurs more than once, the first
-// occurrence does the work, so that no sum depends on the order of threads. Every thread reads them
-// all: n * n words from caches.
+// One thread for each of these tokens and each bias. If a token occurs more than once, the thread
+// of the first occurrence does the work, so that no sum depends on the order of threads. Every
+// thread reads all tokens: n * n words from caches.
 //
 // Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 recent, 5
 // pending: indices into 6 chosen, 7 biases. Grid: (ceil(most tokens and biases of an output /
@@ -37,7 +37,7 @@ kernel void penalties(
     if (index < n_recent) token = recent[index];
     else if (index < n_tokens) token = chosen[pending[index - n_recent]];
     else token = biases[index - n_tokens].token;
-    // NO_TOKEN, too.
+    // This includes NO_TOKEN.
     if (token >= args.cols) return;
     uint count = 0;
     for (uint i = 0; i < n_tokens; i++) {
@@ -48,7 +48,7 @@ kernel void penalties(
     for (uint i = 0; n_tokens + i < index; i++) {
         if (biases[i].token == token) return;
     }
-    // From here on the token is this thread's alone.
+    // No other thread changes this token's logit.
     logits += ulong(row) * args.cols;
     float logit = logits[token];
     for (uint i = 0; i < n_biases; i++) {

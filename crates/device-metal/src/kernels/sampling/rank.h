@@ -1,13 +1,13 @@
-// Tokens in the order in which they are weighed, best first: the larger logit, the lower id of
-// equals.
+// Order of tokens, best first: the larger logit, then the lower id.
 //
-// A token is (key, id). Keys are the logits' bits, turned so that unsigned integers have their
-// order; 0 is what is never chosen. Nothing is sorted: `nth` finds the token at which a sum down
-// the order reaches a goal, digit by digit of key and id, by histograms in threadgroup memory. Sums
-// are integers, weights fixed point, and so no result depends on the order of lanes.
+// A token is (key, id). A key is the bits of a logit, mapped so that unsigned integers have the
+// same order; key 0 marks tokens that are never chosen. Nothing is sorted: `nth` finds the token at
+// which a sum down the order reaches a goal. It finds it digit by digit of key and id, with
+// histograms in threadgroup memory. Weights are fixed-point integers, so no result depends on the
+// order of lanes.
 #pragma once
 
-// Of a logit; 0: NaN or -infinity. The two zeros are one.
+// Returns the key of a logit: 0 for NaN and -infinity, the same key for 0.0 and -0.0.
 static inline uint key_of(float logit) {
     if (!(logit > -INFINITY)) return 0;
     const uint bits = as_type<uint>(logit == 0.0f ? 0.0f : logit);
@@ -18,7 +18,7 @@ static inline float logit_of(uint key) {
     return as_type<float>((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
-// What a token weighs: exp((l - l_max) / temperature).
+// Scale of weights: a token of logit l weighs exp((l - l_max) / temperature).
 struct Scale {
     float best; // l_max
     float temperature;
@@ -28,18 +28,18 @@ static inline float exponent_of(uint key, Scale scale) {
     return (logit_of(key) - scale.best) / scale.temperature;
 }
 
-// In 2^-40, cut off: the best weighs 2^40, and 2^23 tokens fit in 64 bits. What is less than 2^-40
-// of the best is never chosen.
+// Returns a token's weight in units of 2^-40, rounded down. The best token weighs 2^40, and the sum
+// of 2^23 tokens fits in 64 bits. Tokens below 2^-40 of the best are never chosen.
 static inline ulong weight_of(uint key, Scale scale) {
     return ulong(precise::exp(exponent_of(key, scale)) * 1099511627776.0f);
 }
 
-// Where tokens are: the vocabulary's logits, or a list of some of them.
+// Source of tokens: the logits of the vocabulary, or a list of some tokens.
 struct Tokens {
     device const float *logits;
     threadgroup const uint2 *list;
     uint n;
-    bool listed; // in the list
+    bool listed; // tokens are in `list`
 };
 
 static inline uint2 token_at(Tokens tokens, uint index) {
@@ -47,14 +47,14 @@ static inline uint2 token_at(Tokens tokens, uint index) {
     return uint2(key_of(tokens.logits[index]), index);
 }
 
-// Which part of a threadgroup's work is a thread's.
+// A thread's place in its threadgroup.
 struct Lane {
     uint index;
     uint n_threads; // at least 32
 };
 
 #define N_BINS 256
-#define BINS_OF_LANE 8 // 32 lanes look through the bins
+#define BINS_OF_LANE 8 // 32 lanes search the bins
 
 // Threadgroup memory of the searches.
 struct Bins {
@@ -64,7 +64,7 @@ struct Bins {
     ulong parts[32];
     ulong before; // sum of the bins before the one that was found
     uint digit;
-    uint count; // tokens in it
+    uint count; // tokens in the bin that was found
     uint2 token;
 };
 
@@ -76,7 +76,7 @@ static inline uint load_word(threadgroup atomic_uint *from) {
     return atomic_load_explicit(from, memory_order_relaxed);
 }
 
-// Add to a sum of two words; what the lower one loses goes to the upper.
+// Adds to a bin's 64-bit sum; the carry of the low word is added to the high word.
 static inline void add_wide(threadgroup Bins *bins, uint bin, ulong value) {
     const uint low = uint(value);
     const uint old = atomic_fetch_add_explicit(&bins->low[bin], low, memory_order_relaxed);
@@ -90,9 +90,10 @@ static inline ulong sum_of(threadgroup Bins *bins, uint bin, bool by_count) {
     return (ulong(load_word(&bins->high[bin])) << 32) | load_word(&bins->low[bin]);
 }
 
-// The first token, best first, down to which the tokens (or their weights) sum to `goal`, which is
-// at least 1 and no more than the sum of all. All threads call it and get it. 4 digits of the key
-// and 4 of the id, as far as more than one token is left.
+// Returns the first token in the order at which the running sum of weights (with `by_count` the
+// number of tokens) reaches `goal`, which is at least 1 and at most the sum of all. All threads
+// call it and get the token. The search visits 4 digits of the key and 4 of the id, until one token
+// is left.
 static inline uint2 nth(Tokens tokens, ulong goal, bool by_count, Scale scale, threadgroup Bins *bins, Lane lane) {
     uint2 prefix = uint2(0, 0);
     uint2 known = uint2(0, 0);
@@ -108,7 +109,7 @@ static inline uint2 nth(Tokens tokens, ulong goal, bool by_count, Scale scale, t
         for (uint i = lane.index; i < tokens.n; i += lane.n_threads) {
             const uint2 token = token_at(tokens, i);
             if (token.x == 0 || (token.x & known.x) != prefix.x || (token.y & known.y) != prefix.y) continue;
-            // The larger key is the better, and the lower id.
+            // A larger key is better, and a lower id.
             const uint bin = of_key ? 255 - ((token.x >> shift) & 255) : (token.y >> shift) & 255;
             atomic_fetch_add_explicit(&bins->counts[bin], 1u, memory_order_relaxed);
             if (!by_count) add_wide(bins, bin, weight_of(token.x, scale));
@@ -151,8 +152,8 @@ static inline uint2 nth(Tokens tokens, ulong goal, bool by_count, Scale scale, t
     return bins->token;
 }
 
-// Sum of the weights down to the token `last`, of those whose exponent is at least `floor`. All
-// threads call it and get it.
+// Returns the sum of the weights down to the token `last`, without tokens whose exponent is below
+// `floor`. All threads call it and get the sum.
 static inline ulong mass_of(Tokens tokens, uint2 last, float floor, Scale scale, threadgroup Bins *bins, Lane lane) {
     ulong sum = 0;
     for (uint i = lane.index; i < tokens.n; i += lane.n_threads) {
@@ -169,12 +170,12 @@ static inline ulong mass_of(Tokens tokens, uint2 last, float floor, Scale scale,
     if (sum != 0) add_wide(bins, 0, sum);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     sum = sum_of(bins, 0, false);
-    // The next search clears it.
+    // The next search clears the bin.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     return sum;
 }
 
-// value * fraction / 2^64, cut off, for values below 2^63.
+// Returns value * fraction / 2^64, rounded down, for values below 2^63.
 static inline ulong part_of(ulong value, ulong fraction) {
     const ulong word = 0xffffffffu;
     const ulong v1 = value >> 32, v0 = value & word, f1 = fraction >> 32, f0 = fraction & word;

@@ -1,29 +1,29 @@
-// One token at random for each output that is sampled, after top-k, top-p and min-p, each of which
-// keeps the best of what is left.
+// Samples one token for each output that needs one, after top-k, top-p and min-p. Each of these
+// keeps the best of the tokens that are left.
 //
-// What is kept is always a prefix of the order (rank.h), so a stage only says where it ends, and
-// the choice is the token at which the weights, best first, sum to more than a random part of what
-// is kept: chosen = nth(u * mass). The random number is the host's.
+// The kept tokens are always a prefix of the order (rank.h), so each stage only computes its end.
+// The choice is the token at which the weights, best first, exceed a random part of the kept mass:
+// chosen = nth(u * mass). The host provides the random number.
 //
-// The vocabulary is read two or three times: for the best of each thread; then all that are as good
-// as the 512th of these (or the k-th) go to a list in threadgroup memory: at least as many tokens
-// as were asked for, and seldom twice as many; and, without top-k, for the sum of all. Searches
-// then are in the list wherever the goal lies in it, and over the vocabulary where the distribution
-// is flat (up to 9 passes each).
+// The kernel reads the vocabulary two or three times. The first pass finds the best token of each
+// thread. The second pass lists all tokens that are at least as good as the 512th of these (or the
+// k-th), in threadgroup memory. The list has at least as many tokens as needed, and rarely twice as
+// many. Without top-k a third pass sums all weights. Searches use the list if the goal is in it.
+// Otherwise the distribution is flat, and they use the vocabulary (up to 9 passes each).
 //
 // Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 chosen: from
-// step.first_chosen on the token of each output, NO_TOKEN where no logit is a number above
-// -infinity, or one is infinite. Grid: (outputs) threadgroups of 1024 threads at most, whole
-// SIMD-groups; those of outputs that are not sampled return at once.
+// step.first_chosen on the token of each output, NO_TOKEN if no logit is above -infinity, or one is
+// +infinity. Grid: (outputs) threadgroups of at most 1024 threads, whole SIMD-groups. Threadgroups
+// of outputs that are not sampled return at once.
 #include <metal_stdlib>
 using namespace metal;
 #include "sampling/arguments.h"
 #include "sampling/rank.h"
 #include "step.h"
 
-// Of so many best tokens the list is sure, where there are twice as many threads.
+// Number of best tokens that the list surely holds, with at least twice as many threads.
 #define HEAD 512
-// Tokens that the list has room for; more (only many equals are more) are searched in the
+// Capacity of the list. If more tokens qualify, because many are equal, searches use the
 // vocabulary.
 #define LIST 2048
 
@@ -57,7 +57,7 @@ kernel void sample(
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // The best of each thread, and of all.
+    // The best token of each thread, and the best of all.
     uint mine = 0, n_mine = 0;
     for (uint id = thread_index; id < n_vocab; id += n_threads) {
         const uint key = key_of(logits[id]);
@@ -77,7 +77,7 @@ kernel void sample(
         return;
     }
 
-    // As many threads have one as good as `bound` as tokens are wanted.
+    // At least `wanted` threads have a token as good as `bound`.
     const uint most = min(uint(HEAD), n_threads / 2);
     const uint wanted = top_k == 0 ? most : min(top_k, most);
     const Tokens bests = { logits, list, n_threads, true };
@@ -93,7 +93,7 @@ kernel void sample(
     const Tokens all = { logits, list, n_vocab, false };
     const Tokens head = { logits, list, n_list, true };
 
-    // Down to `last`, which is in the list or not.
+    // Tokens down to `last` are kept; in_list is true if all of them are in the list.
     uint2 last = uint2(0, 0xffffffffu);
     bool in_list = n_list == load_word(&n_good);
     if (top_k != 0 && top_k < load_word(&n_good)) {
