@@ -1,11 +1,12 @@
-//! Registers of each kernel, by NVIDIA's assembler instead of Apple's, which is not public; and the
-//! kernel's conversion instructions (`metal_emulator::Registers`).
+//! Registers and conversion instructions of each kernel (`metal_emulator::Registers`). NVIDIA's
+//! assembler counts them, because Apple's is not public.
 //!
 //!     cargo run -p ingle-device-metal --example registers -- PTXAS [FILE ...]
 //!
 //! PTXAS is `ptxas` of PyPI's `nvidia-cuda-nvcc`. FILE is a file of kernels such as
-//! `linear/q4_0.metal`; without any, all of them. Constants are those of a projection with a norm
-//! and a residual, and not split; of an attention with four heads of 128 columns to a KV head.
+//! `linear/q4_0.metal`; the default is all files. Function constants are those of an unsplit
+//! projection with a norm and a residual, and of attention with four heads of 128 columns to a KV
+//! head.
 
 /// LINEAR_NORM, LINEAR_RESIDUAL, LINEAR_WEIGHTS and LINEAR_SPLIT of `linear/constants.h`;
 /// ATTENTION_HEAD_DIM, _HEADS and _KEY_LANES of `attention/constants.h`.

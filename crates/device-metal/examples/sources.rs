@@ -1,5 +1,5 @@
-//! Writes every file of kernels as Apple's compiler gets it, headers pasted in, into a folder: for
-//! `xcrun metal` (.github/workflows/macos.yml).
+//! Writes every file of kernels to a folder, with its headers inserted, as Apple's compiler gets
+//! it: for `xcrun metal` (.github/workflows/macos.yml).
 //!
 //!     cargo run -p ingle-device-metal --example sources -- FOLDER
 

@@ -57,7 +57,7 @@ pub struct ConstantDeclaration {
     pub size: u32,
 }
 
-/// A value for a function constant, as given to `MTLFunctionConstantValues`.
+/// A value for a function constant, as in `MTLFunctionConstantValues`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub enum Constant {

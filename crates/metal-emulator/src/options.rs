@@ -44,7 +44,7 @@ pub struct Numerics {
     /// Treats subnormal f32 operands and results as zero; subnormal halves remain.
     pub flush: bool,
     /// Units in the last place by which results of `exp`, `exp2`, `exp10`, `rsqrt`, `sin` and `cos`
-    /// are moved: up for half of the arguments, down for the others.
+    /// are moved: up for half of the arguments, down for the other half.
     pub ulp: u32,
 }
 

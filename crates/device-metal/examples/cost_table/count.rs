@@ -8,18 +8,18 @@ use device_testing::{committed, limits};
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options, Traced};
 
-/// Bytes a second of an M4 Pro's memory (Apple's figure), and what of it kernels reach.
+/// Bytes a second of an M4 Pro's memory: Apple's figure, times the share that kernels reach.
 const BANDWIDTH: f64 = 273e9 * 0.9;
 
 /// 8x8x8 products a second of an M4 Pro's 20 cores. Each core runs four at a time, and one takes
-/// 20.87 cycles: measured on an M1 with halves (metal-benchmarks, `MATMUL<F16x8x8>`), whose matrix
-/// instruction runs on the ALUs as the M4's does. 1.578 GHz is the highest state that macOS reports
-/// of these GPUs. As operations that is 6.2 T a second, of the 8.1 T of the ALUs.
+/// 20.87 cycles. That was measured on an M1 with halves (metal-benchmarks, `MATMUL<F16x8x8>`),
+/// whose matrix instruction runs on the ALUs like the M4's. 1.578 GHz is the highest state that
+/// macOS reports of these GPUs. The result is 6.2 T operations a second, of the 8.1 T of the ALUs.
 const PRODUCTS: f64 = 20.0 * 4.0 / 20.87 * 1.578e9;
 
-/// Seconds that a dispatch which depends on the one before adds to its bytes and products: the most
-/// and the least that a whole step is expected to show. What is published of dispatches alone, 0.5
-/// to 2.05 us, leaves out that memory is idle meanwhile.
+/// Seconds that a dependent dispatch adds to its bytes and products: the upper and the lower bound
+/// for a whole step. Published figures of dispatches alone, 0.5 to 2.05 us, omit that memory is
+/// idle meanwhile.
 const DISPATCH: [f64; 2] = [4e-6, 2e-6];
 
 /// Multiplications and additions of an 8x8x8 product.
@@ -37,9 +37,9 @@ pub struct Cost {
     pub read: f64,
     /// Bytes of device memory that each dispatch writes, each byte counted once.
     pub written: f64,
-    /// Bytes that it loads, again each time.
+    /// Bytes that threads load from device memory, with repetition.
     pub loaded: f64,
-    /// Every weight that is needed once, keys and values once.
+    /// Least bytes: every needed weight once, keys and values once.
     pub least: f64,
     /// Bytes read from and written to threadgroup memory.
     pub threadgroup: f64,
@@ -49,10 +49,10 @@ pub struct Cost {
     pub reductions: f64,
     /// 8x8x8 products.
     pub products: f64,
-    /// Number of 8x8x8 products that the step's multiplications fill.
+    /// Least number of 8x8x8 products for the step's multiplications.
     pub least_products: f64,
-    /// Seconds: of each dispatch the longer of its bytes at [`BANDWIDTH`] and its products at
-    /// [`PRODUCTS`].
+    /// Sum over dispatches, in seconds: the longer of a dispatch's bytes at [`BANDWIDTH`] and its
+    /// products at [`PRODUCTS`].
     pub busy: f64,
 }
 
@@ -100,7 +100,7 @@ impl Cost {
         }
     }
 
-    /// Predicted seconds, the most and the least.
+    /// Predicted seconds: upper and lower bound.
     pub fn seconds(&self) -> [f64; 2] {
         DISPATCH.map(|seconds| self.busy + self.dispatches * seconds)
     }
@@ -115,13 +115,13 @@ pub struct Rows {
     pub position: usize,
 }
 
-/// Dispatches of a model with these layers, with their functions' names, and the least cost of the
-/// step.
+/// Dispatches of a model with the given layers: name of the function and cost. Also the least cost
+/// of the step.
 pub fn dispatches(s: &Shapes, layers: &[&Layers], rows: Rows) -> (Vec<(String, Cost)>, Cost) {
     dispatches_by(s, layers, rows, |_| true)
 }
 
-/// Like [`dispatches`], on a device with only those of its fusion rules that pass a filter.
+/// Like [`dispatches`], with only the fusion rules for which `wanted` is true.
 pub fn dispatches_by(
     s: &Shapes,
     layers: &[&Layers],
@@ -175,7 +175,7 @@ pub fn dispatches_by(
     (trace.iter().map(|traced| (traced.function.clone(), Cost::of(traced))).collect(), least)
 }
 
-/// Bytes of weights that the rows need: where there are many, they choose all experts.
+/// Bytes of weights that the rows need. Many rows choose all experts.
 fn weight_bytes(plan: &Plan, n_rows: usize) -> f64 {
     match n_rows {
         1 => plan.weight_bytes_per_token() as f64,
@@ -183,7 +183,7 @@ fn weight_bytes(plan: &Plan, n_rows: usize) -> f64 {
     }
 }
 
-/// Bytes of keys and values that are seen.
+/// Bytes of keys and values that the step attends to.
 fn kv_bytes(plan: &Plan, limits: &Limits, n_positions: usize) -> f64 {
     let layers = plan.kv.layers.iter().enumerate();
     layers
@@ -194,7 +194,7 @@ fn kv_bytes(plan: &Plan, limits: &Limits, n_positions: usize) -> f64 {
         .sum()
 }
 
-/// Multiplications and additions of linears and of attention, the head aside, which multiplies a
+/// Multiplications and additions of linears and of attention, without the head, which multiplies a
 /// single row.
 fn operations(s: &Shapes, layers: &[&Layers], plan: &Plan, rows: Rows) -> f64 {
     let head = 2 * s.n_vocab * s.hidden;
@@ -212,9 +212,10 @@ fn measure(s: &Shapes, layers: &[&Layers], rows: Rows) -> Cost {
     dispatches.into_iter().fold(least, |sum, (_, cost)| sum.plus(cost))
 }
 
-/// A whole model: one with a layer of each kind, and as often as the model has more of a kind what
-/// one more of it adds. Beside, the dispatches that one more adds. (What has no layers says less:
-/// what a layer leaves to the next one is done by the head there.)
+/// Cost of a whole model: that of one layer of each kind, plus the difference that one more layer
+/// of a kind makes, for each further layer of the model. Also the dispatches that one more layer
+/// adds. (A model without layers is no basis for the difference: the head then does work that a
+/// layer leaves to its successor.)
 pub fn whole(s: &Shapes, rows: Rows) -> (Cost, Vec<f64>) {
     let kinds: Vec<&Layers> = s.layers.iter().collect();
     let one_each = measure(s, &kinds, rows);

@@ -1,18 +1,19 @@
 //! Cost of a token and of a prompt, counted by the emulator: dispatches, barriers, bytes of device
 //! memory against the least possible, bytes of threadgroup memory, and instructions of SIMD-groups.
-//! From it follows a PREDICTION of tokens a second on an M4 Pro.
+//! The counts give a PREDICTION of tokens a second on an M4 Pro.
 //!
-//!     cargo run --release -p ingle-device-metal --example cost_table [prefill] [kernels] [model ...] [position]
-//!     cargo run --release -p ingle-device-metal --example cost_table scans
-//!     cargo run --release -p ingle-device-metal --example cost_table norms
+//!     alias cost_table="cargo run --release -p ingle-device-metal --example cost_table"
+//!     cost_table [prefill] [kernels] [model ...] [position]
+//!     cost_table scans
+//!     cost_table norms
 //!
-//! Nothing here was timed on Apple hardware. A model is run with a layer of each kind, and with one
-//! more of each; what that one adds is what each of its kind costs, and is multiplied. Weights are
-//! noise, in the shapes and the types of the models. With `kernels` it is the dispatches one by
-//! one, of a model with one layer of each kind.
+//! Nothing here was timed on Apple hardware. A model runs with one layer of each kind, and again
+//! with one more of each. The difference is the cost of a layer, and is multiplied by the number of
+//! layers. Weights are random, in the shapes and types of the models. `kernels` lists the
+//! dispatches of a model with one layer of each kind.
 //!
-//! A prompt is one chunk of 512 rows. The experts of its tokens are chosen by noise: all as likely,
-//! each row by itself. The largest models take minutes each.
+//! A prompt is one chunk of 512 rows. A random router chooses experts for each row, all with the
+//! same probability. The largest models take minutes each.
 #![allow(clippy::unwrap_used)]
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
@@ -43,9 +44,9 @@ mod tests {
     use crate::count::{Rows, whole};
     use crate::shapes::{Experts, MODELS, Shapes};
 
-    /// Layers of full width of the smallest model, dense and with experts in its network's place or
-    /// next to it, without norms after its parts and with them. A short vocabulary, for a head
-    /// reads nothing twice and only takes time.
+    /// Layers of the smallest model at full width: dense, with experts instead of its network or
+    /// next to it, and with norms after attention and network or without. The vocabulary is short,
+    /// because a head reads nothing twice and only takes time.
     #[test]
     fn a_token_reads_hardly_more_than_it_must() {
         let dense = Shapes { n_vocab: 2048, ..MODELS[0] };

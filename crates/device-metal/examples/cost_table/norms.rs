@@ -1,6 +1,6 @@
-//! Cost per token of the norm in each product's prologue: a layer's products with the norm, and
-//! those on rows that are already normalised. The difference is what a producer would save whose
-//! epilogue wrote x * w and partial sums of squares.
+//! Cost per token of the norm in each product's prologue: a layer's products with the norm, and on
+//! rows that are already normalised. A producer whose epilogue wrote x * w and partial sums of
+//! squares would save the difference.
 
 use crate::count::{Cost, Rows, dispatches_by};
 use crate::shapes::{Layers, MODELS, Shapes};
@@ -14,7 +14,7 @@ pub fn norms() {
         "---|".repeat(6)
     );
     for model in [0, 3] {
-        // A short head, which is not of the layer.
+        // The head is short, since it is no part of the layer.
         let shapes = Shapes { n_vocab: 2048, ..MODELS[model] };
         let all: fn(&Rule) -> bool = |_| true;
         let apart: fn(&Rule) -> bool = |rule| ![NORM_LINEAR.kind, NORM_GATE_UP.kind].contains(&rule.kind);

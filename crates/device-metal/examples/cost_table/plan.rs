@@ -1,4 +1,4 @@
-//! A model's plan, Op by Op in the order of the `model` crate's builder, with weights of noise.
+//! A model's plan, Op by Op in the order of the `model` crate's builder, with random weights.
 
 use crate::shapes::{Experts, Layers, Shapes};
 use device::{
@@ -7,14 +7,14 @@ use device::{
 use device_testing::{AttentionOptions, PlanBuilder, Rng, stored};
 use weights::{BlockType, Bytes, Planes};
 
-/// Rows that differ; the others repeat them.
+/// Number of different rows of a matrix; the other rows repeat them.
 const N_DIFFERENT: usize = 16;
 
-/// Rows of the embedding that differ: each token of a prompt has its own, so that it has experts of
-/// its own.
+/// Number of different rows of the embedding: one for each token of a prompt, so that each token
+/// chooses experts of its own.
 pub const N_TOKENS: usize = 512;
 
-/// Scale of the embeddings, large enough that rows stay different after an attention of noise.
+/// Scale of the embeddings, large enough that rows stay different after random attention.
 const EMBEDDING_SCALE: f32 = 16.0;
 
 fn noise(n_out: usize, n_in: usize, block: BlockType, n_different: usize) -> Weight {
@@ -55,21 +55,21 @@ fn activation(s: &Shapes) -> Activation {
     if s.sandwich { Activation::GeluTanh } else { Activation::Silu }
 }
 
-/// `f(gate) * up`
+/// Network with `f(gate) * up`.
 fn inner(b: &mut PlanBuilder, s: &Shapes, x: ValueId) -> ValueId {
     let (gate, up) = (linear(b, x, s.ffn), linear(b, x, s.ffn));
     b.gate(gate, up, activation(s))
 }
 
-/// The experts that a router of noise chooses, and how much each counts. All its rows differ, so
-/// that every expert is as likely.
+/// Experts that a random router chooses, and their weights. All rows of the router differ, so that
+/// every expert has the same probability.
 fn route(b: &mut PlanBuilder, s: &Shapes, e: &Experts, routed: ValueId) -> (ValueId, ValueId) {
     let router = b.weight(noise(e.n, s.hidden, BlockType::F32, e.n));
     let scores = linear_of(b, routed, router, (RowCount::Tokens, e.n));
     b.route(scores, e.n_used, true, 1.0, s.sandwich)
 }
 
-/// `f(gate) * up` of the chosen experts
+/// Network with `f(gate) * up` of the chosen experts.
 fn experts_inner(b: &mut PlanBuilder, s: &Shapes, e: &Experts, x: ValueId, ids: ValueId) -> ValueId {
     let gate = expert_linear(b, x, ids, (e.n, e.ffn, s.hidden));
     let up = expert_linear(b, x, ids, (e.n, e.ffn, s.hidden));
@@ -148,8 +148,8 @@ fn feed_forward(b: &mut PlanBuilder, s: &Shapes, x: ValueId) -> ValueId {
     if s.sandwich { b.scale(x, 0.5) } else { x }
 }
 
-/// A model with these layers between its embedding and its head: Q4_0, the table Q6_K, the router
-/// F32.
+/// Plan of a model with the given layers between embedding and head. Weights are Q4_0, the
+/// embedding and head Q6_K, the router F32.
 pub fn plan(s: &Shapes, layers: &[&Layers]) -> Plan {
     let mut b = PlanBuilder::new(1, 64);
     let table = b.weight(noise(s.n_vocab, s.hidden, BlockType::Q6_K, N_TOKENS));

@@ -1,4 +1,4 @@
-//! Shapes of published models, and what others publish of their speed on an M4 Pro.
+//! Shapes of published models, and speeds that others publish for an M4 Pro.
 
 /// Layers of one kind.
 pub struct Layers {
@@ -8,13 +8,13 @@ pub struct Layers {
     pub n_kv_heads: usize,
     /// Columns of a head.
     pub head_dim: usize,
-    /// Positions that are seen; `None`: all.
+    /// Number of positions that a row sees; `None`: all.
     pub window: Option<usize>,
     /// Values are the keys before their norm.
     pub keys_are_values: bool,
 }
 
-/// Layers that see all positions.
+/// Returns layers that see all positions.
 const fn full(n: usize, n_kv_heads: usize, head_dim: usize) -> Layers {
     Layers { n, n_kv_heads, head_dim, window: None, keys_are_values: false }
 }
@@ -26,14 +26,14 @@ pub struct Experts {
     pub n: usize,
     /// Number of experts that a token uses.
     pub n_used: usize,
-    /// Width of each.
+    /// Width of each expert.
     pub ffn: usize,
 }
 
 /// A model's shapes.
 #[derive(Clone, Copy)]
 pub struct Shapes {
-    /// As it is published.
+    /// Published name.
     pub name: &'static str,
     /// Columns of the residual stream.
     pub hidden: usize,
@@ -41,21 +41,21 @@ pub struct Shapes {
     pub n_heads: usize,
     /// The kinds of layers.
     pub layers: &'static [Layers],
-    /// Width of the dense network; 0: there are experts only.
+    /// Width of the dense network; 0 if there are only experts.
     pub ffn: usize,
-    /// Rows of the embedding, which is the head too: for the bytes of a step it is one whether tied
-    /// or not.
+    /// Rows of the embedding, which is also the head. Tied or not makes no difference to the bytes
+    /// of a step.
     pub n_vocab: usize,
     /// True if heads of q and k are normalised.
     pub qk_norm: bool,
     /// Experts that replace the dense network, or run next to it if there is one.
     pub experts: Option<Experts>,
-    /// Norms after attention and network, of values, and a factor for each layer; logits are
-    /// bounded.
+    /// True if there are norms after attention and network, norms of values, a factor for each
+    /// layer, and bounded logits.
     pub sandwich: bool,
     /// Decode rates in tokens a second: the best published one, and llama.cpp's.
     pub decode: &'static str,
-    /// Tokens a second of a prompt of 512, and whose.
+    /// Tokens a second of a prompt of 512 tokens, and the engine that reached it.
     pub prefill: &'static str,
 }
 
