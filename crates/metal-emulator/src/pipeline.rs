@@ -1,7 +1,7 @@
 //! A kernel specialised by function constants.
 //!
-//! A library's initialisers read the constants when it is loaded. So each pipeline loads its own copy
-//! of the library's file, with its values in the table of constants.
+//! A library's initialisers read the constants when it is loaded. So each pipeline loads its own
+//! copy of the library's file, with its values in the table of constants.
 
 use crate::abi::{self, MemoryNew, Present, Run};
 use crate::cache::file_error;

@@ -1,4 +1,5 @@
-//! The table of a library's functions and constants, stored as text next to the library in the cache.
+//! The table of a library's functions and constants, stored as text next to the library in the
+//! cache.
 
 use crate::library::{ConstantDeclaration, Function, Parameter, ParameterKind};
 use crate::rewrite;

@@ -50,8 +50,8 @@ kernel void short_conv(
         sum = fma(weight[column * args.size + j], value, sum);
     }
     out[i] = sum;
-    // The new state is that of the rows span.n_rows to span.n_rows + before - 1. A state that is
-    // read is never one that is written.
+    // The new state is rows span.n_rows to span.n_rows + before - 1. It never overwrites the old
+    // state.
     if (own + before >= span.n_rows) to[(own + before - span.n_rows) * args.cols] = rows[ulong(own) * args.cols];
     if (own > 0) return;
     for (uint at = span.n_rows; at < before; at++) to[(at - span.n_rows) * args.cols] = begins ? 0.0f : from[at * args.cols];
