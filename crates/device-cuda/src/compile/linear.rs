@@ -288,10 +288,12 @@ impl Draft<'_> {
                 let y = Extent::PerRow { rows, multiple: 1, divisor: SMALL_ROWS };
                 ("small_rows", [blocks(n_out as usize, SMALL_COLUMNS), y, ONE], 128)
             }
-            few if few == RowClass::One || n_out <= MOST_ROUTER => {
+            RowClass::Two | RowClass::Four | RowClass::Eight | RowClass::Tile if n_out > MOST_ROUTER => {
+                return false;
+            }
+            RowClass::One | RowClass::Two | RowClass::Four | RowClass::Eight | RowClass::Tile => {
                 ("small_row", [Extent::Fixed(n_out), each(rows), ONE], 256)
             }
-            _ => return false,
         };
         let call = Call::new("linear/f32.cu", rows, grid, threads, p.writes);
         self.push(Call { name, weight_bytes: p.weight_bytes, ..call }, arguments);
