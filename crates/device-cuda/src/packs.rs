@@ -198,7 +198,7 @@ impl PackPlan {
         self.total
     }
 
-    fn pieces(&self) -> Vec<PackRows<'_>> {
+    fn pieces(&self) -> Vec<StagedRows<'_>> {
         let mut pieces = Vec::new();
         for pack in &self.packs {
             let (together, n) = if pack.gate { (2, 1) } else { (1, pack.weights.len()) };
@@ -207,7 +207,7 @@ impl PackPlan {
                 // Each piece has whole tiles of 64 rows.
                 let most = (STAGING / (row_bytes * together).max(1) / 64 * 64).max(64);
                 for start in (0..n_rows).step_by(most) {
-                    pieces.push(PackRows { pack, expert, index, start, n: most.min(n_rows - start) });
+                    pieces.push(StagedRows { pack, expert, index, start, n: most.min(n_rows - start) });
                 }
             }
         }
@@ -233,7 +233,7 @@ impl PackPlan {
             }
         }
         let pieces = self.pieces();
-        let most = pieces.iter().map(PackRows::bytes).max().unwrap_or(0);
+        let most = pieces.iter().map(StagedRows::bytes).max().unwrap_or(0);
         let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
         let n_threads = n_threads.min(MOST_THREADS).min(pieces.len());
         let (next, error) = (AtomicUsize::new(0), Mutex::new(None));
@@ -282,7 +282,7 @@ fn kind_of(weight: &Weight) -> Kind {
 }
 
 /// Rows of one matrix, or of a gate and up, that are uploaded together.
-struct PackRows<'a> {
+struct StagedRows<'a> {
     pack: &'a Pack,
     expert: usize,
     index: usize,
@@ -291,7 +291,7 @@ struct PackRows<'a> {
     n: usize,
 }
 
-impl PackRows<'_> {
+impl StagedRows<'_> {
     fn weight(&self, other: usize) -> &Weight {
         &self.pack.weights[self.index + other]
     }

@@ -94,7 +94,8 @@ impl HeadStep<'_> {
 }
 
 /// Checks that the cache after a launch has the keys `k` after `step` and the values `v`, each
-/// `(lengths.len(), n_kv_heads * head_dim)`, at the positions `lengths`, and is otherwise as before.
+/// `(lengths.len(), n_kv_heads * head_dim)`, at the positions `lengths`, and is otherwise as
+/// before.
 fn check_stored(before: &Cache, after: &Cache, lengths: &[usize], step: &HeadStep, [k, v]: [&[f32]; 2]) {
     let shape = before.shape;
     let (d, n_kv_heads) = (shape.head_dim, shape.n_kv_heads);
