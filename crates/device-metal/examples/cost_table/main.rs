@@ -2,7 +2,8 @@
 //! memory against the least possible, bytes of threadgroup memory, and instructions of SIMD-groups.
 //! From it follows a PREDICTION of tokens a second on an M4 Pro.
 //!
-//!     cargo run --release -p ingle-device-metal --example cost_table [prefill] [kernels] [model ...] [position]
+//!     cargo run --release -p ingle-device-metal --example cost_table \
+//!         [prefill] [kernels] [model ...] [position]
 //!     cargo run --release -p ingle-device-metal --example cost_table scans
 //!     cargo run --release -p ingle-device-metal --example cost_table norms
 //!
