@@ -206,7 +206,7 @@ fn blocks(n: usize, per: usize) -> Extent {
 }
 
 impl Compiler<'_> {
-    /// The table for steps of these classes. Kernels that it needs are added to `kernels`.
+    /// Makes the table for steps of these classes, and adds its kernels to `kernels`.
     ///
     /// # Errors
     /// Something has no kernel.

@@ -56,7 +56,7 @@ pub(super) struct Spread {
     pub(super) set: usize,
     /// Groups of 32 of K that a lane reads for each column.
     pub(super) steps: usize,
-    /// Warps of a team, each of which reads one part of K.
+    /// Number of warps of a team. Each warp reads one part of K.
     pub(super) k_parts: usize,
     pub(super) n_blocks: usize,
     /// Bytes of shared memory.
