@@ -5,6 +5,7 @@
 
 mod arms;
 mod functions;
+mod generated;
 mod kernels;
 mod lexer;
 mod safety;
@@ -29,7 +30,7 @@ pub struct Finding {
 /// A rule: its name, what it demands, and the function that looks for what breaks it.
 type Rule = (&'static str, &'static str, fn(&Tree) -> Vec<Finding>);
 
-const RULES: [Rule; 8] = [
+const RULES: [Rule; 9] = [
     ("widths", "comments and prose have at most 100 columns", widths::check),
     ("functions", "functions have at most 100 lines, except for one match over all Ops", functions::check),
     ("arms", "a match on our own enum names every variant", arms::check),
@@ -38,6 +39,7 @@ const RULES: [Rule; 8] = [
     ("subjects", "comments begin with their subject", subjects::check),
     ("twins", "a crate has one type of a name", twins::check),
     ("kernels", "every kernel is launched by the host", kernels::check),
+    ("generated", "tables that a script prints are what it prints now", generated::check),
 ];
 
 /// Checks the project's sources by all rules, or by those named, and prints what breaks them.

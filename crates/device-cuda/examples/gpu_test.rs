@@ -88,6 +88,152 @@ fn names() -> Vec<String> {
     kinds.chain(several.split(' ').map(str::to_owned)).chain(one).chain(chains).collect()
 }
 
+/// The tests of a run.
+struct Run {
+    /// Names of the chosen tests; empty: all are chosen.
+    wanted: Vec<String>,
+    device: CudaDevice,
+    /// The profile of this GPU.
+    usual: Profile,
+    failed: bool,
+}
+
+impl Run {
+    fn is_wanted(&self, name: &str) -> bool {
+        self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted == name)
+    }
+
+    /// Runs a test on the GPU with a profile, and prints its result.
+    fn test(
+        &mut self,
+        name: &str,
+        profile: Profile,
+        check: impl FnOnce(&CudaDevice) -> Result<String, String>,
+    ) {
+        let started = Instant::now();
+        let result = check(&self.device.with_profile(profile));
+        let seconds = started.elapsed().as_secs_f64();
+        match result {
+            Ok(what) => println!("ok      {name}: {what} ({seconds:.1} s)"),
+            Err(reason) => {
+                self.failed = true;
+                let reason: String = reason.chars().take(6000).collect();
+                println!("FAILED  {name} ({seconds:.1} s): {reason}");
+            }
+        }
+    }
+
+    /// Compiles kernels in parallel: all of them, or those of the persistent kernel. A test chosen
+    /// by its own name compiles its kernels itself.
+    fn compile(&self) -> Result<(), device::Error> {
+        let architecture = self.device.context().facts().architecture();
+        let persistent = ["persistent", "general", "mixed"].into_iter().any(|name| self.is_wanted(name));
+        let is_needed = |file: &&str| self.wanted.is_empty() || persistent && file.starts_with("persistent/");
+        let files = kernels::files(&architecture).filter(is_needed);
+        self.device.kernels().prepare(&files.map(str::to_owned).collect())
+    }
+
+    /// Tests of Ops, and of the promises of programs.
+    fn ops(&mut self) {
+        for kind in selftest::kinds() {
+            let name = format!("{kind:?}");
+            if self.is_wanted(&name) {
+                self.test(&name, self.usual.clone(), |device| cases(device, kind));
+            }
+        }
+        if self.is_wanted("promises") {
+            for (name, check) in selftest::PROMISES {
+                self.test(name, self.usual.clone(), |device| check(device).map(|()| "kept".to_owned()));
+            }
+        }
+    }
+
+    /// Tests of whole steps of decoders in one launch.
+    fn persistent(&mut self) {
+        let usual = self.usual.clone();
+        let general = Profile { fixed_tables: false, ..usual.clone() };
+        for (decoder, seed) in selftest::decoders().into_iter().zip(1..) {
+            let name = format!("decoder {seed}");
+            let mixed = decoder.mix.is_some() && self.is_wanted("mixed");
+            let both = mixed || self.is_wanted("persistent") || self.is_wanted(&name);
+            let is_general_wanted =
+                both || self.is_wanted("general") || self.is_wanted(&format!("general {seed}"));
+            for (profile, kernel, is_wanted) in
+                [(&usual, "a kernel of its own", both), (&general, "the general kernel", is_general_wanted)]
+            {
+                if is_wanted {
+                    let name = format!("{name}, steps in one launch of {kernel}");
+                    self.test(&name, profile.clone(), |device| {
+                        steps(selftest::check_decoder(device, decoder, seed))
+                    });
+                }
+            }
+        }
+        // The weights of these decoders are smaller than a ring of the usual size. A shorter ring
+        // wraps several times in a step. Cases: a dense decoder with several rows; a mixture with
+        // one row and with several.
+        let rings = self.is_wanted("persistent") || self.is_wanted("rings");
+        let short = [(1, 8, 170_000), (25, 1, 100_000), (25, 8, 185_000)];
+        for (seed, persistent_rows, shared_bytes) in short.into_iter().filter(|_| rings) {
+            let short = Profile { persistent_rows, shared_bytes, ..general.clone() };
+            let decoder = selftest::decoders()[seed - 1];
+            let name = format!("decoder {seed}, steps of up to {persistent_rows} rows with a short ring");
+            self.test(&name, short, |device| steps(selftest::check_decoder(device, decoder, seed as u64)));
+        }
+        for (index, (decoder, before)) in selftest::chains().into_iter().enumerate() {
+            let name = format!("chain {}", index + 1);
+            let all = self.is_wanted("persistent") || self.is_wanted("chains");
+            if all || self.is_wanted(&name) {
+                let name = format!("{name}, steps in flight");
+                self.test(&name, usual.clone(), |device| {
+                    steps(selftest::check_chain(device, decoder, before, !all))
+                });
+            }
+        }
+        if self.is_wanted("persistent") || self.is_wanted("long") {
+            let plain = Profile { persistent: false, ..usual.clone() };
+            self.test("long sequences in one launch each", usual, |device| {
+                steps(selftest::check_long(device, &device.with_profile(plain)))
+            });
+        }
+    }
+
+    /// Tests of every family of kernels of products, and of each tile alone: small products never
+    /// choose the wide ones.
+    fn products(&mut self) {
+        for (name, products) in [("planes", Products::Planes), ("mma", Products::Mma)] {
+            if !self.is_wanted(name) {
+                continue;
+            }
+            for kind in [OpKind::Linear, OpKind::Fused, OpKind::Attention] {
+                let profile = Profile { products, ..self.usual.clone() };
+                self.test(&format!("{kind:?}, products by {name}"), profile, |device| cases(device, kind));
+            }
+        }
+        let tiles = self.usual.products == Products::Wgmma && self.is_wanted("tiles");
+        for tile in (0..MOST_TILES).filter(|_| tiles) {
+            let profile = Profile { only_tile: Some(tile), ..self.usual.clone() };
+            self.test(&format!("Fused, tile {tile} alone"), profile, |device| cases(device, OpKind::Fused));
+        }
+    }
+
+    /// Tests of attention whose positions are split over blocks.
+    fn splits(&mut self) {
+        for kind in selftest::kinds().into_iter().filter(|kind| selftest::may_split(*kind)) {
+            let profile = Profile { long: 3, split_len: 32, n_blocks: 100_000, ..self.usual.clone() };
+            self.test(&format!("{kind:?}, positions split"), profile, |device| cases(device, kind));
+        }
+    }
+}
+
+fn cases(device: &CudaDevice, kind: OpKind) -> Result<String, String> {
+    selftest::check_kind(device, kind).map(|n| format!("{n} cases"))
+}
+
+fn steps(result: Result<usize, String>) -> Result<String, String> {
+    result.map(|n| format!("{n} steps"))
+}
+
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let names = names();
@@ -95,155 +241,29 @@ fn main() -> ExitCode {
         eprintln!("no test is called '{unknown}', expected some of: {}", names.join(", "));
         return ExitCode::FAILURE;
     }
-    let device = match CudaDevice::new(0) {
-        Ok(device) => device,
+    let prepared = CudaDevice::new(0).and_then(|device| {
+        println!("{}; {}", device.describe(), device.kernels().origin());
+        let usual = Profile::new(device.context().facts());
+        let run = Run { wanted, device, usual, failed: false };
+        run.compile().map(|()| run)
+    });
+    let mut run = match prepared {
+        Ok(run) => run,
         Err(error) => {
             eprintln!("no tests were run: {error}");
             return ExitCode::FAILURE;
         }
     };
-    println!("{}; {}", device.describe(), device.kernels().origin());
-    // Compiles kernels in parallel: all of them, or those of the persistent kernel. A test chosen
-    // by its own name compiles its kernels itself.
-    let architecture = device.context().facts().architecture();
-    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
-    let persistent = ["persistent", "general", "mixed"].into_iter().any(is_wanted);
-    let is_needed = |file: &&str| wanted.is_empty() || persistent && file.starts_with("persistent/");
-    let files = kernels::files(&architecture).filter(is_needed);
-    if let Err(error) = device.kernels().prepare(&files.map(str::to_owned).collect()) {
-        eprintln!("no tests were run: {error}");
-        return ExitCode::FAILURE;
+    run.ops();
+    if run.usual.products == Products::Wgmma {
+        run.persistent();
     }
-    let mut failed = false;
-    let mut report = |name: &str, started: Instant, result: Result<String, String>| {
-        let seconds = started.elapsed().as_secs_f64();
-        match result {
-            Ok(what) => println!("ok      {name}: {what} ({seconds:.1} s)"),
-            Err(reason) => {
-                failed = true;
-                println!(
-                    "FAILED  {name} ({seconds:.1} s): {}",
-                    reason.chars().take(6000).collect::<String>()
-                );
-            }
-        }
-    };
-    for kind in selftest::kinds() {
-        let name = format!("{kind:?}");
-        if is_wanted(&name) {
-            let started = Instant::now();
-            report(&name, started, selftest::check_kind(&device, kind).map(|n| format!("{n} cases")));
-        }
+    run.products();
+    if run.is_wanted("allocations") {
+        run.test("allocations", run.usual.clone(), allocations);
     }
-    if is_wanted("promises") {
-        for (name, check) in selftest::PROMISES {
-            let started = Instant::now();
-            report(name, started, check(&device).map(|()| "kept".to_owned()));
-        }
+    if run.is_wanted("splits") {
+        run.splits();
     }
-    let usual = Profile::new(device.context().facts());
-    if usual.products == Products::Wgmma {
-        let general = Profile { fixed_tables: false, ..usual.clone() };
-        let general = CudaDevice::new(0).map(|device| device.with_profile(general));
-        for (decoder, seed) in selftest::decoders().into_iter().zip(1..) {
-            let name = format!("decoder {seed}");
-            let mixed = decoder.mix.is_some() && is_wanted("mixed");
-            let all = mixed || is_wanted("persistent") || is_wanted(&name);
-            for (device, of, is_wanted) in [
-                (Ok(&device), "a kernel of its own", all),
-                (
-                    general.as_ref(),
-                    "the general kernel",
-                    all || is_wanted("general") || is_wanted(&format!("general {seed}")),
-                ),
-            ] {
-                if !is_wanted {
-                    continue;
-                }
-                let started = Instant::now();
-                let result = device
-                    .map_err(ToString::to_string)
-                    .and_then(|device| selftest::check_decoder(device, decoder, seed))
-                    .map(|n| format!("{n} steps"));
-                report(&format!("{name}, steps in one launch of {of}"), started, result);
-            }
-        }
-        // The weights of these decoders are smaller than a ring of the usual size. A shorter ring
-        // wraps several times in a step. Cases: a dense decoder with several rows; a mixture with
-        // one row and with several.
-        let rings = is_wanted("persistent") || is_wanted("rings");
-        let short = [(1, 8, 170_000), (25, 1, 100_000), (25, 8, 185_000)];
-        for (seed, persistent_rows, shared_bytes) in short.into_iter().filter(|_| rings) {
-            let started = Instant::now();
-            let short = Profile { fixed_tables: false, persistent_rows, shared_bytes, ..usual.clone() };
-            let decoder = selftest::decoders()[seed - 1];
-            let result = CudaDevice::new(0).map_err(|e| e.to_string()).and_then(|device| {
-                selftest::check_decoder(&device.with_profile(short), decoder, seed as u64)
-            });
-            let name = format!("decoder {seed}, steps of up to {persistent_rows} rows with a short ring");
-            report(&name, started, result.map(|n| format!("{n} steps")));
-        }
-        for (index, (decoder, before)) in selftest::chains().into_iter().enumerate() {
-            let name = format!("chain {}", index + 1);
-            let all = is_wanted("persistent") || is_wanted("chains");
-            if !all && !is_wanted(&name) {
-                continue;
-            }
-            let started = Instant::now();
-            let result = selftest::check_chain(&device, decoder, before, !all).map(|n| format!("{n} steps"));
-            report(&format!("{name}, steps in flight"), started, result);
-        }
-        if is_wanted("persistent") || is_wanted("long") {
-            let started = Instant::now();
-            let plain = Profile { persistent: false, ..usual.clone() };
-            let result = CudaDevice::new(0)
-                .map_err(|e| e.to_string())
-                .and_then(|plain_device| selftest::check_long(&device, &plain_device.with_profile(plain)));
-            report("long sequences in one launch each", started, result.map(|n| format!("{n} steps")));
-        }
-    }
-    for (name, profile) in [
-        ("planes", Profile { products: Products::Planes, ..usual.clone() }),
-        ("mma", Profile { products: Products::Mma, ..usual.clone() }),
-    ] {
-        if !is_wanted(name) {
-            continue;
-        }
-        let device = match CudaDevice::new(0) {
-            Ok(device) => device.with_profile(profile),
-            Err(error) => {
-                report(name, Instant::now(), Err(error.to_string()));
-                continue;
-            }
-        };
-        for kind in [OpKind::Linear, OpKind::Fused, OpKind::Attention] {
-            let (name, started) = (format!("{kind:?}, products by {name}"), Instant::now());
-            report(&name, started, selftest::check_kind(&device, kind).map(|n| format!("{n} cases")));
-        }
-    }
-    // Small products never choose the wide tiles, so each tile is forced in turn.
-    for tile in (0..MOST_TILES).filter(|_| is_wanted("tiles")) {
-        let usual = Profile::new(device.context().facts());
-        if usual.products != Products::Wgmma {
-            break;
-        }
-        let profile = Profile { only_tile: Some(tile), ..usual };
-        let (name, started) = (format!("Fused, tile {tile} alone"), Instant::now());
-        let result = CudaDevice::new(0).map_err(|e| e.to_string()).and_then(|device| {
-            selftest::check_kind(&device.with_profile(profile), OpKind::Fused).map(|n| format!("{n} cases"))
-        });
-        report(&name, started, result);
-    }
-    if is_wanted("allocations") {
-        report("allocations", Instant::now(), allocations(&device));
-    }
-    if is_wanted("splits") {
-        let profile = Profile { long: 3, split_len: 32, n_blocks: 100_000, ..device.profile().clone() };
-        let device = device.with_profile(profile);
-        for kind in selftest::kinds().into_iter().filter(|kind| selftest::may_split(*kind)) {
-            let (name, started) = (format!("{kind:?}, positions split"), Instant::now());
-            report(&name, started, selftest::check_kind(&device, kind).map(|n| format!("{n} cases")));
-        }
-    }
-    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if run.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

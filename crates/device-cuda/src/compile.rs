@@ -206,7 +206,7 @@ fn blocks(n: usize, per: usize) -> Extent {
 }
 
 impl Compiler<'_> {
-    /// The table for steps of these classes. Kernels that it needs are added to `kernels`.
+    /// Makes the table for steps of these classes, and adds its kernels to `kernels`.
     ///
     /// # Errors
     /// Something has no kernel.
@@ -450,10 +450,22 @@ impl Draft<'_> {
             Unit::Join(join) => self.join(join),
             Unit::QkRopeKv(heads) => self.qk_rope_kv(heads),
             Unit::QRope(queries) => self.q_rope(queries),
-            Unit::ExpertGateUp { .. } | Unit::ExpertDownSum { .. } => self.expert_unit(unit),
+            Unit::ExpertGateUp { x, norm, ids, gate, up, kind, beside: None, out } => {
+                self.experts(*x, norm.map(|(norm, _)| norm), *ids, &[*gate, *up], Some(*kind), *out)
+            }
+            Unit::ExpertDownSum { x, ids, weight, weights, parts, residual, beside: None, out } => {
+                if self.sum_of_one(*x, *ids, *weight, *weights, *residual, *out)? {
+                    return Ok(());
+                }
+                self.experts(*x, None, *ids, &[*weight], None, *parts)?;
+                self.expert_sum(*parts, *weights, *residual, *out)
+            }
             Unit::Primitive(op) => self.primitive(op),
             // No pass of the profile creates these units.
-            Unit::Gated { .. } | Unit::RowGated { .. } => failed("a unit without kernels".to_owned()),
+            Unit::Gated { .. }
+            | Unit::RowGated { .. }
+            | Unit::ExpertGateUp { beside: Some(_), .. }
+            | Unit::ExpertDownSum { beside: Some(_), .. } => failed("a unit without kernels".to_owned()),
         }
     }
 

@@ -68,9 +68,9 @@ impl CudaDevice {
         self.rank.as_ref()
     }
 
-    /// The device with another profile, for tests.
-    pub fn with_profile(self, profile: Profile) -> CudaDevice {
-        CudaDevice::sharing(self.context, self.kernels, profile, self.rank)
+    /// This device with another profile. Both share compiled kernels.
+    pub fn with_profile(&self, profile: Profile) -> CudaDevice {
+        CudaDevice::sharing(self.context.clone(), self.kernels.clone(), profile, self.rank.clone())
     }
 
     /// The profile of this chip.

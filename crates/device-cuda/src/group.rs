@@ -7,7 +7,7 @@ use crate::driver::{Address, Buffer, Context, NAME, Pinned, connect};
 use crate::kernels::Kernels;
 use crate::profile::Profile;
 use device::{Error, Result};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// `COLLECTIVE_BLOCKS` of arguments.h.
 pub const BLOCKS: usize = 64;
@@ -26,10 +26,6 @@ enum Inbox {
     /// In host memory, if GPUs cannot reach each other's memory.
     Host(Pinned),
 }
-
-// SAFETY: only `address` uses an `Inbox` that is shared, and it reads the handle of the memory but
-// never the memory itself. Only the last `Arc` frees it.
-unsafe impl Sync for Inbox {}
 
 impl Inbox {
     fn address(&self) -> Result<Address> {
@@ -52,8 +48,9 @@ pub struct Rank {
     epochs: Buffer,
     /// Address of each rank's inbox, on the GPU.
     addresses: Buffer,
-    /// Inboxes of all ranks, kept while this rank's kernels may write into them.
-    _inboxes: Arc<Vec<Inbox>>,
+    /// Inboxes of all ranks, kept while this rank's kernels may write into them. Nothing locks the
+    /// mutex: it lets threads share memory that is not `Sync`.
+    _inboxes: Arc<Mutex<Vec<Inbox>>>,
 }
 
 impl Rank {
@@ -111,8 +108,9 @@ impl CudaDevice {
                 false => Inbox::Host(Pinned::new(context, "what GPUs exchange", bytes)?),
             })
         };
-        let inboxes = Arc::new(contexts.iter().map(inbox).collect::<Result<Vec<Inbox>>>()?);
+        let inboxes = contexts.iter().map(inbox).collect::<Result<Vec<Inbox>>>()?;
         let addresses = inboxes.iter().map(Inbox::address).collect::<Result<Vec<Address>>>()?;
+        let inboxes = Arc::new(Mutex::new(inboxes));
         let of_rank = |(index, context): (usize, &Arc<Context>)| {
             let table = Buffer::new(context, "addresses of what GPUs exchange", n * 8)?;
             context.upload(table.start(), bytemuck::cast_slice(&addresses))?;

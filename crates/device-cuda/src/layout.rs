@@ -1,7 +1,7 @@
 //! Sizes of the scratch that the units of a program need.
 
-use crate::packs::experts;
-use crate::products::{Experts, Products, k_tiles, partial_floats};
+use crate::packs::ExpertProducts;
+use crate::products::{ExpertSizes, Products, k_tiles, partial_floats};
 use crate::profile::Profile;
 use device::{Limits, Op, Plan};
 use device_gpu::layout::Parts;
@@ -56,10 +56,11 @@ pub fn scratch_of(plan: &Plan, units: &[LoweredUnit], limits: &Limits, profile: 
             scratch.raise(HALVES, rows * cols * 2);
             scratch.raise(SCALES, rows * 4);
         };
-        if let Some((stacks, ids)) = experts(unit).filter(|_| profile.products != Products::Planes) {
+        let experts = ExpertProducts::of(unit).filter(|_| profile.products != Products::Planes);
+        if let Some(ExpertProducts { stacks, ids, .. }) = experts {
             let (weight, ids) = (plan.weight(stacks[0]), plan.value(ids));
             let (n, rows) = (weight.parts.len(), max_rows(limits, ids.rows));
-            let packed = Experts::packed_rows(n, ids.cols, rows);
+            let packed = ExpertSizes::packed_rows(n, ids.cols, rows);
             raise_input(packed, weight.n_cols());
             scratch.raise(PAIRS, 4 * packed);
             // The narrowest tile has 8 rows.

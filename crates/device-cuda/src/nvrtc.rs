@@ -52,7 +52,7 @@ impl Nvrtc {
             let (mut major, mut minor) = (0, 0);
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int =
                 nvrtc.symbol("nvrtcVersion")?;
-            // SAFETY: `nvrtcVersion` writes the live integers `major` and `minor`.
+            // SAFETY: `version` writes only to `major` and `minor`, which outlive the call.
             if unsafe { version(&mut major, &mut minor) } == 0 {
                 nvrtc.version = (major as u32, minor as u32);
                 return Ok(nvrtc);

@@ -8,7 +8,7 @@ use crate::products::{Codec, Products, codec_of, groups, has_activation, k_tiles
 use crate::profile::Profile;
 use crate::stored::{Kind, Stored};
 use crate::weights::{MatrixKey, matrix_key};
-use device::{Limits, Numerics, Op, Plan, Result, ValueId, Weight, WeightId};
+use device::{Activation, Limits, Numerics, Op, Plan, Result, ValueId, Weight, WeightId};
 use device_lower::table::RowClass;
 use device_lower::units::{LoweredUnit, Unit};
 use std::collections::HashMap;
@@ -56,14 +56,40 @@ fn rows_of(weight: &Weight) -> usize {
     weight.n_rows() / weight.parts.len().max(1)
 }
 
-/// The expert stacks that a unit multiplies by, and the ids of the experts. `None`: it has none.
-pub fn experts(unit: &Unit) -> Option<(Vec<WeightId>, ValueId)> {
-    match unit {
-        Unit::ExpertGateUp { gate, up, ids, .. } => Some((vec![*gate, *up], *ids)),
-        Unit::ExpertDownSum { weight, ids, .. } | Unit::Primitive(Op::ExpertLinear { weight, ids, .. }) => {
-            Some((vec![*weight], *ids))
-        }
-        _ => None,
+/// The products of rows with the matrices of their experts.
+pub struct ExpertProducts {
+    /// The matrix, or gate and up.
+    pub stacks: Vec<WeightId>,
+    /// Ids of each row's experts.
+    pub ids: ValueId,
+    /// The activation of the gate, if it is fused.
+    activation: Option<Activation>,
+}
+
+impl ExpertProducts {
+    /// The expert products of a unit; `None`: it has none.
+    pub fn of(unit: &Unit) -> Option<ExpertProducts> {
+        let (stacks, ids, activation) = match unit {
+            Unit::ExpertGateUp { gate, up, ids, kind, .. } => (vec![*gate, *up], *ids, Some(*kind)),
+            Unit::ExpertDownSum { weight, ids, .. }
+            | Unit::Primitive(Op::ExpertLinear { weight, ids, .. }) => (vec![*weight], *ids, None),
+            Unit::Primitive(_)
+            | Unit::Projection(_)
+            | Unit::Gated { .. }
+            | Unit::RowGated { .. }
+            | Unit::Join(_)
+            | Unit::QkRopeKv(_)
+            | Unit::QRope(_) => return None,
+        };
+        Some(ExpertProducts { stacks, ids, activation })
+    }
+
+    /// The packed format of the stacks; `None`: they have only planes.
+    fn codec(&self, stacks: &[&Weight]) -> Option<Codec> {
+        let codec = Codec::of(stacks[0].block)?;
+        let same = stacks.iter().all(|stack| Codec::of(stack.block) == Some(codec));
+        let fits = same && self.activation.is_none_or(has_activation);
+        (fits && !stacks[0].parts.is_empty()).then_some(codec)
     }
 }
 
@@ -74,7 +100,7 @@ pub struct PackPlan {
     of: HashMap<(Vec<MatrixKey>, bool), usize>,
     total: usize,
     /// Packs of another program, and true for those that this program shares.
-    before: Vec<(Arc<Loaded>, bool)>,
+    before: Vec<(Arc<LoadedPacks>, bool)>,
     /// Bytes of the shared packs.
     shared: usize,
 }
@@ -108,9 +134,9 @@ impl PackPlan {
         let mut of_experts = Vec::new();
         for (plan, units) in parts {
             for LoweredUnit { unit, .. } in units {
-                if let Some((stacks, _)) = experts(unit) {
-                    let stacks: Vec<&Weight> = stacks.iter().map(|id| plan.weight(*id)).collect();
-                    of_experts.extend(codec_of_experts(unit, &stacks).map(|codec| (stacks, codec)));
+                if let Some(experts) = ExpertProducts::of(unit) {
+                    let stacks: Vec<&Weight> = experts.stacks.iter().map(|id| plan.weight(*id)).collect();
+                    of_experts.extend(experts.codec(&stacks).map(|codec| (stacks, codec)));
                 }
                 let Unit::Projection(p) = unit else { continue };
                 let kinds: Vec<Kind> = p.matrices.iter().map(|m| kind_of(plan.weight(m.weight))).collect();
@@ -172,7 +198,7 @@ impl PackPlan {
         self.total
     }
 
-    fn pieces(&self) -> Vec<Piece<'_>> {
+    fn pieces(&self) -> Vec<StagedRows<'_>> {
         let mut pieces = Vec::new();
         for pack in &self.packs {
             let (together, n) = if pack.gate { (2, 1) } else { (1, pack.weights.len()) };
@@ -181,7 +207,7 @@ impl PackPlan {
                 // Each piece has whole tiles of 64 rows.
                 let most = (STAGING / (row_bytes * together).max(1) / 64 * 64).max(64);
                 for start in (0..n_rows).step_by(most) {
-                    pieces.push(Piece { pack, expert, index, start, n: most.min(n_rows - start) });
+                    pieces.push(StagedRows { pack, expert, index, start, n: most.min(n_rows - start) });
                 }
             }
         }
@@ -207,7 +233,7 @@ impl PackPlan {
             }
         }
         let pieces = self.pieces();
-        let most = pieces.iter().map(Piece::bytes).max().unwrap_or(0);
+        let most = pieces.iter().map(StagedRows::bytes).max().unwrap_or(0);
         let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
         let n_threads = n_threads.min(MOST_THREADS).min(pieces.len());
         let (next, error) = (AtomicUsize::new(0), Mutex::new(None));
@@ -246,20 +272,9 @@ impl PackPlan {
             return Err(error);
         }
         context.finish()?;
-        let mine = Arc::new(Loaded { buffer, plan: self });
+        let mine = Arc::new(LoadedPacks { buffer, plan: self });
         Ok(Packs(used.chain([mine]).collect()))
     }
-}
-
-/// The packed format of a unit's expert stacks; `None`: they have only planes.
-fn codec_of_experts(unit: &Unit, stacks: &[&Weight]) -> Option<Codec> {
-    let codec = Codec::of(stacks[0].block)?;
-    let fits = match unit {
-        Unit::ExpertGateUp { kind, .. } => has_activation(*kind),
-        _ => true,
-    };
-    let same = stacks.iter().all(|stack| Codec::of(stack.block) == Some(codec));
-    (fits && same && !stacks[0].parts.is_empty()).then_some(codec)
 }
 
 fn kind_of(weight: &Weight) -> Kind {
@@ -267,7 +282,7 @@ fn kind_of(weight: &Weight) -> Kind {
 }
 
 /// Rows of one matrix, or of a gate and up, that are uploaded together.
-struct Piece<'a> {
+struct StagedRows<'a> {
     pack: &'a Pack,
     expert: usize,
     index: usize,
@@ -276,7 +291,7 @@ struct Piece<'a> {
     n: usize,
 }
 
-impl Piece<'_> {
+impl StagedRows<'_> {
     fn weight(&self, other: usize) -> &Weight {
         &self.pack.weights[self.index + other]
     }
@@ -317,20 +332,8 @@ impl Piece<'_> {
         let [mine, scales, biases] = of(0);
         let [up_rows, up_scales, up_biases] = if self.pack.gate { of(1) } else { [0; 3] };
         let weight = self.weight(0);
-        let (bits, group, scale_type, symmetric) = match weight.block {
-            BlockType::Affine(affine) => {
-                let scale_type = match affine.scale() {
-                    ScaleType::F32 => 0,
-                    ScaleType::F16 => 1,
-                    ScaleType::BF16 => 2,
-                    ScaleType::E8M0 => 3,
-                };
-                (affine.bits() as u32, affine.group() as u32, scale_type, u32::from(affine.is_symmetric()))
-            }
-            _ => (0, 0, 0, 0),
-        };
         let first = self.pack.first[self.index] + self.start * if self.pack.gate { 2 } else { 1 };
-        let arguments = RepackArguments {
+        let mut arguments = RepackArguments {
             rows: mine,
             up_rows,
             scales,
@@ -343,24 +346,32 @@ impl Piece<'_> {
             n_cols: weight.n_cols() as u32,
             first_row: first as u32,
             k_tiles: self.pack.k_tiles as u32,
-            bits,
-            group,
-            scale_type,
-            symmetric,
+            ..Default::default()
         };
+        if let BlockType::Affine(affine) = weight.block {
+            arguments.bits = affine.bits() as u32;
+            arguments.group = affine.group() as u32;
+            arguments.scale_type = match affine.scale() {
+                ScaleType::F32 => 0,
+                ScaleType::F16 => 1,
+                ScaleType::BF16 => 2,
+                ScaleType::E8M0 => 3,
+            };
+            arguments.symmetric = u32::from(affine.is_symmetric());
+        }
         (arguments, at)
     }
 }
 
 /// Packs that were loaded together.
-struct Loaded {
+struct LoadedPacks {
     buffer: Buffer,
     plan: PackPlan,
 }
 
 /// All loaded packs. Replaced plans may leave packs of several loads.
 #[derive(Default)]
-pub struct Packs(Vec<Arc<Loaded>>);
+pub struct Packs(Vec<Arc<LoadedPacks>>);
 
 impl Packs {
     /// The pack of these matrices of a plan, and its address.
@@ -372,12 +383,6 @@ impl Packs {
         })
     }
 }
-
-// SAFETY: the addresses in the keys of `of` are only compared, never dereferenced. The views in
-// `packs` keep the bytes at these addresses.
-unsafe impl Send for PackPlan {}
-// SAFETY: as for `Send`; shared references only read the plan.
-unsafe impl Sync for PackPlan {}
 
 #[cfg(test)]
 mod tests {

@@ -210,9 +210,9 @@ impl Tile {
     /// in `kernels/gemm/NOTES.md`.
     fn cost(self, n_tiles: usize, k_tiles: usize, n_splits: usize, n_processors: usize) -> usize {
         let width = self.width;
-        // `begin` is the latency of the first weights. `unpacking` is the row count below which a
-        // tile costs as much as unpacking its weights.
-        let (begin, unpacking) = match self.method {
+        // `latency` is that of the first weights. Unpacking a tile's weights takes as long as
+        // multiplying `least_rows` rows by them.
+        let (latency, least_rows) = match self.method {
             Method::Few(slabs) => {
                 let steps = k_tiles.div_ceil(8);
                 let rounds = n_tiles.div_ceil(n_processors * self.blocks_a_processor());
@@ -228,10 +228,9 @@ impl Tile {
             Method::Wgmma => (1300, 96),
         };
         let waves = (n_tiles * n_splits).div_ceil(n_processors);
-        // A tile with few rows takes as long as unpacking its weights.
-        let tile = 2 * (k_tiles / 2).div_ceil(n_splits) * width.max(unpacking) + 600 + 4 * width;
+        let tile = 2 * (k_tiles / 2).div_ceil(n_splits) * width.max(least_rows) + 600 + 4 * width;
         let join = if n_splits > 1 { 300 + 6 * n_splits * width } else { 0 };
-        begin + waves * (tile + join)
+        latency + waves * (tile + join)
     }
 }
 
@@ -302,7 +301,7 @@ impl PackedProduct {
 /// Sizes of products with experts. A step's rows are grouped by expert, each row once for each
 /// expert that it uses.
 #[derive(Clone, Copy, Debug)]
-pub struct Experts {
+pub struct ExpertSizes {
     /// The family of kernels from which the tile is chosen.
     pub products: Products,
     /// Number of experts.
@@ -313,7 +312,7 @@ pub struct Experts {
     pub only: Option<usize>,
 }
 
-impl Experts {
+impl ExpertSizes {
     /// Most rows of the grouped input. The rows of each expert begin at a multiple of 8.
     pub fn packed_rows(n: usize, k: usize, n_rows: usize) -> usize {
         n_rows * k + 7 * n
@@ -321,13 +320,14 @@ impl Experts {
 
     /// Index in [`Tile::all`] of the tile for all expert products of a step. It is the cheapest one
     /// if rows choose experts at random: most experts then have at most the mean number of rows
-    /// plus two standard deviations. A narrow tile costs as much as unpacking its weights.
+    /// plus two standard deviations.
     pub fn tile(&self, n_rows: usize) -> usize {
         let mean = (n_rows * self.k) as f64 / self.n.max(1) as f64;
         let most = (mean + 2.0 * mean.sqrt()).ceil().max(1.0) as usize;
         let cost = |tile: &Tile| {
-            let unpacking = if tile.method == Method::Wgmma { 96 } else { 80 };
-            most.div_ceil(tile.width) * (tile.width.max(unpacking) + 40)
+            // As in `Tile::cost`.
+            let least_rows = if tile.method == Method::Wgmma { 96 } else { 80 };
+            most.div_ceil(tile.width) * (tile.width.max(least_rows) + 40)
         };
         let tiles = Tile::all(self.products);
         let allowed = |index: &usize| match self.only {
@@ -347,9 +347,9 @@ pub enum AtLaunch {
     /// The tile of a product, and the number of parts of K.
     Cut(PackedProduct),
     /// The tile of a product with the matrices of experts.
-    Grouped(PackedProduct, Experts),
+    Grouped(PackedProduct, ExpertSizes),
     /// The rows of a tile, for the kernel that groups rows by expert.
-    Width(Experts),
+    Width(ExpertSizes),
     /// The one-row persistent kernel for this row of the step. It is skipped if the step has fewer
     /// rows.
     Row(usize),
@@ -397,7 +397,7 @@ pub fn codec_of(plan: &Plan, p: &Projection, group: &Group) -> Option<Codec> {
         Tail::Gate { kind, .. } if group.gate => {
             has_activation(kind) && p.matrices.iter().all(|m| m.bias.is_none())
         }
-        _ => true,
+        Tail::Gate { .. } | Tail::Add { .. } | Tail::Store => true,
     };
     (fits && group.matrices.iter().all(|index| of(*index) == Some(codec))).then_some(codec)
 }
@@ -476,14 +476,14 @@ mod tests {
     #[test]
     fn experts_get_tiles_that_most_of_them_fit_in() {
         let width = |n_rows| {
-            let experts = Experts { products: Products::Wgmma, n: 128, k: 8, only: None };
+            let experts = ExpertSizes { products: Products::Wgmma, n: 128, k: 8, only: None };
             HOPPER[experts.tile(n_rows)].width
         };
         // On average an expert has 16, 32, 64 and 128 rows.
         assert_eq!([256, 512, 1024, 2048].map(width), [32, 64, 96, 160]);
         // If no tile is wide enough, the rows of an expert are split evenly into several tiles.
         assert!([192, 256].contains(&width(16_384)));
-        assert_eq!(Experts::packed_rows(128, 8, 100), 800 + 896);
+        assert_eq!(ExpertSizes::packed_rows(128, 8, 100), 800 + 896);
     }
 
     /// The sizes equal those that ptxas reported for `gemm_wgmma_shared_q4_256` and its siblings.

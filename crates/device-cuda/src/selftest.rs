@@ -20,14 +20,17 @@ use weights::BlockType;
 /// that in the worst of thousands of products, and each later layer adds as much. With many rows,
 /// weights and activations are rounded to F16: 2^-11 of each factor.
 pub fn tolerance(case: &Case) -> f32 {
-    let decoded = case.block == BlockType::I16_ROWS || BlockType::GGUF_EXTRA.contains(&case.block);
-    match case.kind {
-        // Convolutions, whose matrices are in F16.
-        OpKind::Unfold => 4.0 * case.tolerance + 5e-3,
-        _ if case.block == BlockType::F32 => 4.0 * case.tolerance,
-        _ if case.block.is_float() || decoded => 4.0 * case.tolerance + 5e-3,
-        OpKind::Fused => 0.15 + case.tolerance,
-        _ => 0.04 + case.tolerance,
+    // Convolutions have matrices in F16.
+    let is_convolution = case.kind == OpKind::Unfold;
+    let is_decoded = case.block == BlockType::I16_ROWS || BlockType::GGUF_EXTRA.contains(&case.block);
+    if case.block == BlockType::F32 && !is_convolution {
+        4.0 * case.tolerance
+    } else if is_convolution || case.block.is_float() || is_decoded {
+        4.0 * case.tolerance + 5e-3
+    } else if case.kind == OpKind::Fused {
+        0.15 + case.tolerance
+    } else {
+        0.04 + case.tolerance
     }
 }
 

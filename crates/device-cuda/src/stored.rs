@@ -168,105 +168,25 @@ impl Stored {
         let [codes, high, scales, supers] = out;
         match self.block {
             F32 | F16 | BF16 => codes[..row.len()].copy_from_slice(row),
-            Q4_0 | IQ4_NL => {
-                for (i, block) in row.chunks_exact(18).enumerate() {
-                    scales[2 * i..][..2].copy_from_slice(&block[..2]);
-                    codes[16 * i..][..16].copy_from_slice(&block[2..]);
-                }
-            }
-            Q4_1 => {
-                for (i, block) in row.chunks_exact(20).enumerate() {
-                    scales[4 * i..][..4].copy_from_slice(&block[..4]);
-                    codes[16 * i..][..16].copy_from_slice(&block[4..]);
-                }
-            }
-            Q5_0 | Q5_1 => {
-                let n = if self.block == Q5_0 { 2 } else { 4 };
-                for (i, block) in row.chunks_exact(n + 20).enumerate() {
-                    scales[n * i..][..n].copy_from_slice(&block[..n]);
-                    let bits = word(&block[n..]);
-                    high[4 * i..][..4].copy_from_slice(&pack_bits(|value| (bits >> value & 1) as u8));
-                    codes[16 * i..][..16].copy_from_slice(&block[n + 4..]);
-                }
-            }
-            Q8_0 => {
-                for (i, block) in row.chunks_exact(34).enumerate() {
-                    scales[2 * i..][..2].copy_from_slice(&block[..2]);
-                    codes[32 * i..][..32].copy_from_slice(&block[2..]);
-                }
-            }
-            MXFP4 => {
-                for (i, block) in row.chunks_exact(17).enumerate() {
-                    scales[i] = block[0];
-                    codes[16 * i..][..16].copy_from_slice(&block[1..]);
-                }
-            }
-            Q4_K | Q5_K => {
-                let five = self.block == Q5_K;
-                let (bytes, qs) = if five { (176, 48) } else { (144, 16) };
-                for (i, block) in row.chunks_exact(bytes).enumerate() {
-                    supers[16 * i..][..16].copy_from_slice(&block[..16]);
-                    for g in 0..8 {
-                        let q = |l: usize| block[qs + 32 * (g / 2) + l] >> (4 * (g % 2)) & 15;
-                        let at = 8 * i + g;
-                        codes[16 * at..][..16].copy_from_slice(&pack_nibbles(q));
-                        if five {
-                            high[4 * at..][..4].copy_from_slice(&pack_bits(|l| block[16 + l] >> g & 1));
-                        }
+            Q4_0 | IQ4_NL | Q4_1 | Q5_0 | Q5_1 | Q8_0 | MXFP4 => {
+                let groups = self.n_cols.div_ceil(32);
+                let (n_scales, n_bits, n_codes) =
+                    (scales.len() / groups, high.len() / groups, codes.len() / groups);
+                for (i, block) in row.chunks_exact(n_scales + n_bits + n_codes).enumerate() {
+                    scales[n_scales * i..][..n_scales].copy_from_slice(&block[..n_scales]);
+                    if n_bits > 0 {
+                        let bits = word(&block[n_scales..]);
+                        high[4 * i..][..4].copy_from_slice(&pack_bits(|value| (bits >> value & 1) as u8));
                     }
+                    codes[n_codes * i..][..n_codes].copy_from_slice(&block[n_scales + n_bits..]);
                 }
             }
-            Q6_K => {
-                for (i, block) in row.chunks_exact(210).enumerate() {
-                    supers[2 * i..][..2].copy_from_slice(&block[208..]);
-                    scales[16 * i..][..16].copy_from_slice(&block[192..208]);
-                    for g in 0..8 {
-                        let (half, j) = (g / 4, g % 4);
-                        let low = |l: usize| block[64 * half + 32 * (j % 2) + l] >> (4 * (j / 2)) & 15;
-                        let upper = |l: usize| block[128 + 32 * half + l] >> (2 * j) & 3;
-                        let at = 8 * i + g;
-                        codes[16 * at..][..16].copy_from_slice(&pack_nibbles(low));
-                        high[8 * at..][..8].copy_from_slice(&pack_crumbs(upper));
-                    }
-                }
-            }
-            Q2_K => {
-                for (i, block) in row.chunks_exact(84).enumerate() {
-                    scales[16 * i..][..16].copy_from_slice(&block[..16]);
-                    supers[4 * i..][..4].copy_from_slice(&block[80..]);
-                    for g in 0..8 {
-                        let q = |l: usize| block[16 + 32 * (g / 4) + l] >> (2 * (g % 4)) & 3;
-                        codes[8 * (8 * i + g)..][..8].copy_from_slice(&pack_crumbs(q));
-                    }
-                }
-            }
-            Q3_K => {
-                for (i, block) in row.chunks_exact(110).enumerate() {
-                    supers[2 * i..][..2].copy_from_slice(&block[108..]);
-                    let mut packed = [0; 12];
-                    packed.copy_from_slice(&block[96..108]);
-                    let unpacked = unpack_q3_scales(&packed);
-                    scales[16 * i..][..16].iter_mut().zip(unpacked).for_each(|(out, s)| *out = s as u8);
-                    for g in 0..8 {
-                        let q = |l: usize| block[32 + 32 * (g / 4) + l] >> (2 * (g % 4)) & 3;
-                        let at = 8 * i + g;
-                        codes[8 * at..][..8].copy_from_slice(&pack_crumbs(q));
-                        high[4 * at..][..4].copy_from_slice(&pack_bits(|l| block[l] >> g & 1));
-                    }
-                }
-            }
-            IQ4_XS => {
-                for (i, block) in row.chunks_exact(136).enumerate() {
-                    supers[2 * i..][..2].copy_from_slice(&block[..2]);
-                    let upper = u16::from_le_bytes([block[2], block[3]]);
-                    for g in 0..8 {
-                        let low = block[4 + g / 2] >> (4 * (g % 2)) & 15;
-                        let scale = (low | ((upper >> (2 * g) & 3) << 4) as u8) as i8 - 32;
-                        scales[8 * i + g] = scale as u8;
-                    }
-                    codes[128 * i..][..128].copy_from_slice(&block[8..]);
-                }
-            }
+            Q4_K => pack_q4_k(row, codes, supers),
+            Q5_K => pack_q5_k(row, [codes, high, supers]),
+            Q6_K => pack_q6_k(row, [codes, high, scales, supers]),
+            Q2_K => pack_q2_k(row, [codes, scales, supers]),
+            Q3_K => pack_q3_k(row, [codes, high, scales, supers]),
+            IQ4_XS => pack_iq4_xs(row, [codes, scales, supers]),
             I8_ROWS => {
                 codes[..row.len()].copy_from_slice(row);
                 // The file has a divisor. The codec multiplies by its rounded inverse.
@@ -308,6 +228,86 @@ fn pack_crumbs(q: impl Fn(usize) -> u8) -> [u8; 8] {
 /// Packs 32 single bits: byte `i` has value `4 k + i` at bit `k`.
 fn pack_bits(q: impl Fn(usize) -> u8) -> [u8; 4] {
     std::array::from_fn(|i| (0..8).fold(0, |bits, k| bits | q(4 * k + i) << k))
+}
+
+/// Packs the headers and the low 4 bits of the codes of Q4_K and Q5_K, whose blocks have the low
+/// bits at their end.
+fn pack_headers_and_nibbles(block: &[u8], i: usize, codes: &mut [u8], supers: &mut [u8]) {
+    let low = &block[block.len() - 128..];
+    supers[16 * i..][..16].copy_from_slice(&block[..16]);
+    for (g, out) in codes[128 * i..][..128].chunks_exact_mut(16).enumerate() {
+        out.copy_from_slice(&pack_nibbles(|l| low[32 * (g / 2) + l] >> (4 * (g % 2)) & 15));
+    }
+}
+
+fn pack_q4_k(row: &[u8], codes: &mut [u8], supers: &mut [u8]) {
+    for (i, block) in row.chunks_exact(144).enumerate() {
+        pack_headers_and_nibbles(block, i, codes, supers);
+    }
+}
+
+fn pack_q5_k(row: &[u8], [codes, high, supers]: [&mut [u8]; 3]) {
+    for (i, block) in row.chunks_exact(176).enumerate() {
+        pack_headers_and_nibbles(block, i, codes, supers);
+        for (g, out) in high[32 * i..][..32].chunks_exact_mut(4).enumerate() {
+            out.copy_from_slice(&pack_bits(|l| block[16 + l] >> g & 1));
+        }
+    }
+}
+
+fn pack_q6_k(row: &[u8], [codes, high, scales, supers]: [&mut [u8]; 4]) {
+    for (i, block) in row.chunks_exact(210).enumerate() {
+        supers[2 * i..][..2].copy_from_slice(&block[208..]);
+        scales[16 * i..][..16].copy_from_slice(&block[192..208]);
+        for g in 0..8 {
+            let (half, j) = (g / 4, g % 4);
+            let low = |l: usize| block[64 * half + 32 * (j % 2) + l] >> (4 * (j / 2)) & 15;
+            let upper = |l: usize| block[128 + 32 * half + l] >> (2 * j) & 3;
+            let at = 8 * i + g;
+            codes[16 * at..][..16].copy_from_slice(&pack_nibbles(low));
+            high[8 * at..][..8].copy_from_slice(&pack_crumbs(upper));
+        }
+    }
+}
+
+fn pack_q2_k(row: &[u8], [codes, scales, supers]: [&mut [u8]; 3]) {
+    for (i, block) in row.chunks_exact(84).enumerate() {
+        scales[16 * i..][..16].copy_from_slice(&block[..16]);
+        supers[4 * i..][..4].copy_from_slice(&block[80..]);
+        for g in 0..8 {
+            let q = |l: usize| block[16 + 32 * (g / 4) + l] >> (2 * (g % 4)) & 3;
+            codes[8 * (8 * i + g)..][..8].copy_from_slice(&pack_crumbs(q));
+        }
+    }
+}
+
+fn pack_q3_k(row: &[u8], [codes, high, scales, supers]: [&mut [u8]; 4]) {
+    for (i, block) in row.chunks_exact(110).enumerate() {
+        supers[2 * i..][..2].copy_from_slice(&block[108..]);
+        let mut packed = [0; 12];
+        packed.copy_from_slice(&block[96..108]);
+        let unpacked = unpack_q3_scales(&packed);
+        scales[16 * i..][..16].iter_mut().zip(unpacked).for_each(|(out, s)| *out = s as u8);
+        for g in 0..8 {
+            let q = |l: usize| block[32 + 32 * (g / 4) + l] >> (2 * (g % 4)) & 3;
+            let at = 8 * i + g;
+            codes[8 * at..][..8].copy_from_slice(&pack_crumbs(q));
+            high[4 * at..][..4].copy_from_slice(&pack_bits(|l| block[l] >> g & 1));
+        }
+    }
+}
+
+fn pack_iq4_xs(row: &[u8], [codes, scales, supers]: [&mut [u8]; 3]) {
+    for (i, block) in row.chunks_exact(136).enumerate() {
+        supers[2 * i..][..2].copy_from_slice(&block[..2]);
+        let upper = u16::from_le_bytes([block[2], block[3]]);
+        for g in 0..8 {
+            let low = block[4 + g / 2] >> (4 * (g % 2)) & 15;
+            let scale = (low | ((upper >> (2 * g) & 3) << 4) as u8) as i8 - 32;
+            scales[8 * i + g] = scale as u8;
+        }
+        codes[128 * i..][..128].copy_from_slice(&block[8..]);
+    }
 }
 
 fn pack_affine(affine: Affine, n_cols: usize, row: &[u8], planes: PlaneSlices<'_>, out: [&mut [u8]; 4]) {

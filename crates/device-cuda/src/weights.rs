@@ -20,14 +20,15 @@ const STAGING: usize = 8 << 20;
 const MOST_THREADS: usize = 12;
 
 /// Identity of a view of bytes: address and length.
-type Key = (*const u8, usize);
+type Key = (usize, usize);
 
 /// Identity of a matrix: its bytes (for a stack, those of the first part), its columns, its type,
-/// and the number of its parts.
+/// and the number of its parts. A plan that keeps a key also keeps the [`Weight`], so that no other
+/// bytes get the same address.
 pub type MatrixKey = (Key, usize, BlockType, usize);
 
 fn key(bytes: &Bytes) -> Key {
-    (bytes.as_ptr(), bytes.len())
+    (bytes.as_ptr().addr(), bytes.len())
 }
 
 /// The identity of a matrix.
@@ -52,16 +53,19 @@ pub struct WeightPlan {
     vector_of: HashMap<Key, usize>,
     total: usize,
     /// Weights of another program, and true for those that this program shares.
-    before: Vec<(Arc<Loaded>, bool)>,
+    before: Vec<(Arc<LoadedWeights>, bool)>,
 }
 
-/// The weights that an Op multiplies by or looks rows up in, and those that it reads as plain f32.
-fn uses(op: &Op) -> (Vec<WeightId>, Vec<WeightId>) {
-    match op {
-        Op::Linear { weight, bias, .. } => (vec![*weight], bias.iter().copied().collect()),
-        Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => (vec![*table], vec![]),
-        Op::ExpertLinear { weight, .. } => (vec![*weight], vec![]),
-        op => (vec![], op.weights()),
+/// The matrix that an Op multiplies by or looks rows up in. It reads its other weights as vectors.
+fn matrix_of(op: &Op) -> Option<WeightId> {
+    if let Op::Linear { weight: matrix, .. }
+    | Op::ExpertLinear { weight: matrix, .. }
+    | Op::Embed { table: matrix, .. }
+    | Op::EmbedPositions { table: matrix, .. } = op
+    {
+        Some(*matrix)
+    } else {
+        None
     }
 }
 
@@ -83,9 +87,12 @@ impl WeightPlan {
         let mut all = WeightPlan { before, ..WeightPlan::default() };
         for plan in plans {
             for op in plan.primitives() {
-                let (matrices, vectors) = uses(op);
-                matrices.into_iter().for_each(|id| all.add_matrix(plan.weight(id)));
-                for weight in vectors.into_iter().map(|id| plan.weight(id)) {
+                for id in op.weights() {
+                    let weight = plan.weight(id);
+                    if matrix_of(op) == Some(id) {
+                        all.add_matrix(weight);
+                        continue;
+                    }
                     if weight.block != BlockType::F32 {
                         return Err(Error::Unsupported {
                             device: NAME,
@@ -154,12 +161,12 @@ impl WeightPlan {
         self.upload(context, &buffer)?;
         let before = std::mem::take(&mut self.before).into_iter();
         let used = before.filter_map(|(loaded, used)| used.then_some(loaded));
-        let mine = Arc::new(Loaded { buffer, plan: self });
+        let mine = Arc::new(LoadedWeights { buffer, plan: self });
         Ok(Weights(used.chain([mine]).collect()))
     }
 
     /// Ranges of rows of matrices, each small enough for a thread's pinned memory.
-    fn pieces(&self) -> Vec<Piece<'_>> {
+    fn pieces(&self) -> Vec<MatrixRows<'_>> {
         let mut pieces = Vec::new();
         for matrix in &self.matrices {
             let weight = &matrix.weight;
@@ -171,7 +178,7 @@ impl WeightPlan {
                 let most = (STAGING / matrix.stored.strides.row().max(1)).max(1);
                 for start in (0..n_rows).step_by(most) {
                     let n = most.min(n_rows - start);
-                    pieces.push(Piece {
+                    pieces.push(MatrixRows {
                         matrix,
                         data,
                         planes: planes.as_slices(),
@@ -234,7 +241,7 @@ impl WeightPlan {
 }
 
 /// Rows of a matrix that are uploaded together.
-struct Piece<'a> {
+struct MatrixRows<'a> {
     matrix: &'a Matrix,
     data: &'a [u8],
     planes: PlaneSlices<'a>,
@@ -245,7 +252,7 @@ struct Piece<'a> {
     to: usize,
 }
 
-impl Piece<'_> {
+impl MatrixRows<'_> {
     /// Writes the rows of each plane to pinned memory, one plane after another.
     fn pack(&self, pinned: &mut Pinned, scratch: &mut Vec<f32>) {
         let (weight, stored) = (&self.matrix.weight, &self.matrix.stored);
@@ -273,28 +280,30 @@ impl Piece<'_> {
 }
 
 /// Weights that were loaded together.
-struct Loaded {
+struct LoadedWeights {
     buffer: Buffer,
     plan: WeightPlan,
 }
 
 /// All loaded weights. Replaced plans may leave weights of several loads.
 #[derive(Default)]
-pub struct Weights(Vec<Arc<Loaded>>);
+pub struct Weights(Vec<Arc<LoadedWeights>>);
 
 impl Weights {
     /// Address of a vector.
     pub fn vector(&self, weight: &Weight) -> Option<Address> {
         let of = key(&weight.data);
-        let found =
-            |Loaded { buffer, plan }: &Loaded| Some(buffer.start() + *plan.vector_of.get(&of)? as u64);
+        let found = |LoadedWeights { buffer, plan }: &LoadedWeights| {
+            Some(buffer.start() + *plan.vector_of.get(&of)? as u64)
+        };
         self.0.iter().find_map(|loaded| found(loaded))
     }
 
     /// The format of a matrix, and its arguments without bias and output.
     pub fn matrix(&self, weight: &Weight) -> Option<(Stored, MatrixArguments)> {
         let key = matrix_key(weight);
-        let found = |loaded: &Arc<Loaded>| Some((loaded.buffer.start(), *loaded.plan.matrix_of.get(&key)?));
+        let found =
+            |loaded: &Arc<LoadedWeights>| Some((loaded.buffer.start(), *loaded.plan.matrix_of.get(&key)?));
         let (index, (start, matrix)) =
             self.0.iter().enumerate().find_map(|(index, loaded)| Some((index, found(loaded)?)))?;
         let matrix = &self.0[index].plan.matrices[matrix];
@@ -319,9 +328,3 @@ impl Weights {
         Some((matrix.stored, arguments))
     }
 }
-
-// SAFETY: the addresses in the keys are only compared, never dereferenced. The views in `matrices`
-// and `vectors` keep the bytes at these addresses.
-unsafe impl Send for WeightPlan {}
-// SAFETY: as for `Send`; shared references only read the plan.
-unsafe impl Sync for WeightPlan {}

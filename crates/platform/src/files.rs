@@ -35,8 +35,8 @@ fn raise() -> Option<u64> {
     None
 }
 
-/// Checks that a file renamed to `path` replaces a regular file or nothing. A rename to a device or a
-/// pipe would remove it from the system: `/dev/null` of all programs, if this one runs as root.
+/// Checks that a file renamed to `path` replaces a regular file or nothing. A rename to a device or
+/// a pipe would remove it for all programs: `/dev/null`, for example, if this one runs as root.
 ///
 /// # Errors
 ///

@@ -280,7 +280,7 @@ fn describe(value: &Value) -> String {
     match value {
         Value::Array(array) => format!("a list of {}", array.len()),
         Value::Str(text) => format!("the text {text:?}"),
-        other => format!("{other:?}"),
+        Value::Int(_) | Value::Float(_) | Value::Bool(_) | Value::Null => format!("{value:?}"),
     }
 }
 

@@ -1,4 +1,4 @@
-// What C code of dependencies calls.
+// Functions that the C code of dependencies calls.
 #include <stddef.h>
 void *memcpy(void *to, const void *from, size_t n);
 void *memmove(void *to, const void *from, size_t n);

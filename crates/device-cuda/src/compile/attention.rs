@@ -6,7 +6,7 @@ use crate::arguments::{AttentionArguments, HeadsArguments, PagesArguments, RowAr
 use crate::layout::{PARTIALS, TOTALS};
 use crate::products::Products;
 use device::{KvLayerId, KvType, Op, Result, RowCount, ValueId};
-use device_lower::fields::{AttentionOf, HeadChain, RopeOf};
+use device_lower::fields::{AttentionOf, HeadChain, RopeOf, attention_of};
 use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::{Heads, Queries};
 
@@ -199,75 +199,78 @@ impl Draft<'_> {
     }
 
     pub(super) fn attention(&mut self, op: &Op) -> Result<()> {
+        let Some((q, layer, of)) = attention_of(op) else {
+            return failed(format!("{:?} is no attention", op.kind()));
+        };
+        self.attend_layer(q, layer, &of)
+    }
+
+    /// Adds attention of the rows of a span to each other, without the KV cache.
+    pub(super) fn self_attention(
+        &mut self,
+        [q, k, v]: [ValueId; 3],
+        n_heads: usize,
+        scale: f32,
+        window: Option<usize>,
+        out: ValueId,
+    ) -> Result<()> {
         let c = self.c;
-        match op {
-            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, chunked, both_ways, out } => {
-                let (n_heads, scale, softcap) = (*n_heads, *scale, *softcap);
-                let (window, chunked, both_ways) = (*window, *chunked, *both_ways);
-                let (sinks, out) = (*sinks, *out);
-                let of = AttentionOf { n_heads, scale, softcap, window, chunked, both_ways, sinks, out };
-                self.attend_layer(*q, *layer, &of)
-            }
-            Op::CrossAttention { q, layer, n_heads, scale, out } => {
-                let (n_heads, scale) = (*n_heads, *scale);
-                let (softcap, window, sinks, out) = (None, None, None, *out);
-                let (chunked, both_ways) = (false, false);
-                let of = AttentionOf { n_heads, scale, softcap, window, chunked, both_ways, sinks, out };
-                self.attend_layer(*q, *layer, &of)
-            }
-            Op::SelfAttention { q, k, v, n_heads, scale, window, out } => {
-                let head_dim = c.cols(*q) / n_heads;
-                let pages = PagesArguments {
-                    n_kv_heads: (c.cols(*k) / head_dim) as u32,
-                    head_dim: head_dim as u32,
-                    ..Default::default()
-                };
-                let arguments = AttentionArguments {
-                    n_heads: *n_heads as u32,
-                    window: window.map_or(0, |n| n as u32 + 1),
-                    scale: *scale,
-                    q: c.value(*q)?,
-                    k: c.value(*k)?,
-                    v: c.value(*v)?,
-                    out: c.value(*out)?,
-                    pages,
-                    ..self.attention_places()
-                };
-                let name = format!("self_attention_d{}", columns_of_lane(head_dim)?);
-                let kernel =
-                    Kernel { file: "self_attention.cu".to_owned(), name, heads: *n_heads, rows: c.rows(*q) };
-                self.attend(&kernel, When::Always, *out, arguments);
-                Ok(())
-            }
-            Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
-                let (rows, n_states) = (c.rows(*q), c.cols(*out) / heads.len().max(1));
-                let Some((_, first)) = c.heads.iter().find(|(list, _)| list == heads) else {
-                    return failed("heads that were not listed".to_owned());
-                };
-                let arguments = ScoresArguments {
-                    n_rows: 0,
-                    n_heads: *n_heads as u32,
-                    n_chosen: heads.len() as u32,
-                    n_states: n_states as u32,
-                    scale: *scale,
-                    reserved: 0,
-                    q: c.value(*q)?,
-                    heads: c.places.heads + 4 * *first as u64,
-                    row_spans: c.step_place(c.step.row_spans),
-                    out: c.value(*out)?,
-                    pages: c.pages(*layer),
-                };
-                let name = format!("cross_scores_{}", c.kv_name()?);
-                let grid = [blocks(n_states, 128), Extent::Fixed(heads.len() as u32), each(rows)];
-                let writes = [*out];
-                self.push(
-                    Call { name: &name, ..Call::new("cross_scores.cu", rows, grid, 128, &writes) },
-                    &arguments,
-                );
-                Ok(())
-            }
-            op => failed(format!("{:?} is no attention", op.kind())),
-        }
+        let head_dim = c.cols(q) / n_heads;
+        let arguments = AttentionArguments {
+            n_heads: n_heads as u32,
+            window: window.map_or(0, |n| n as u32 + 1),
+            scale,
+            q: c.value(q)?,
+            k: c.value(k)?,
+            v: c.value(v)?,
+            out: c.value(out)?,
+            pages: PagesArguments {
+                n_kv_heads: (c.cols(k) / head_dim) as u32,
+                head_dim: head_dim as u32,
+                ..Default::default()
+            },
+            ..self.attention_places()
+        };
+        let name = format!("self_attention_d{}", columns_of_lane(head_dim)?);
+        let kernel = Kernel { file: "self_attention.cu".to_owned(), name, heads: n_heads, rows: c.rows(q) };
+        self.attend(&kernel, When::Always, out, arguments);
+        Ok(())
+    }
+
+    /// Adds the probabilities of encoder states in chosen heads of a cross-attention.
+    pub(super) fn cross_scores(
+        &mut self,
+        q: ValueId,
+        layer: KvLayerId,
+        n_heads: usize,
+        heads: &[usize],
+        scale: f32,
+        out: ValueId,
+    ) -> Result<()> {
+        let c = self.c;
+        let (rows, n_states) = (c.rows(q), c.cols(out) / heads.len().max(1));
+        let Some((_, first)) = c.heads.iter().find(|(list, _)| list == heads) else {
+            return failed("heads that were not listed".to_owned());
+        };
+        let arguments = ScoresArguments {
+            n_rows: 0,
+            n_heads: n_heads as u32,
+            n_chosen: heads.len() as u32,
+            n_states: n_states as u32,
+            scale,
+            reserved: 0,
+            q: c.value(q)?,
+            heads: c.places.heads + 4 * *first as u64,
+            row_spans: c.step_place(c.step.row_spans),
+            out: c.value(out)?,
+            pages: c.pages(layer),
+        };
+        let name = format!("cross_scores_{}", c.kv_name()?);
+        let grid = [blocks(n_states, 128), Extent::Fixed(heads.len() as u32), each(rows)];
+        let writes = [out];
+        let call = Call::new("cross_scores.cu", rows, grid, 128, &writes);
+        self.push(Call { name: &name, ..call }, &arguments);
+        Ok(())
     }
 
     /// Arguments that all attention kernels share: the addresses of a step's parts, with one split.
@@ -317,7 +320,7 @@ impl Draft<'_> {
         })
     }
 
-    fn attend_layer(&mut self, q: ValueId, layer: KvLayerId, of: &AttentionOf) -> Result<()> {
+    pub(super) fn attend_layer(&mut self, q: ValueId, layer: KvLayerId, of: &AttentionOf) -> Result<()> {
         let c = self.c;
         let (rows, pages) = (c.rows(q), c.pages(layer));
         let n_states = c.plan.kv.layer(layer).encoder_states.unwrap_or(0);

@@ -4,41 +4,24 @@ use super::linear::{
     MOST_SHARED, Product, STAGED, STAGED_FLOATS, Spread, TAIL_ADD, TAIL_GATE, TAIL_STORE, WARPS, rows_input,
 };
 use super::primitives::activation;
-use super::{Call, Draft, ONE, blocks, failed};
+use super::{Call, Draft, ONE, blocks};
 use crate::arguments::{
     ExpertTilesArguments, GemmArguments, InputArguments, LinearArguments, MatrixArguments,
 };
 use crate::driver::Address;
 use crate::layout::{PAIRS, TILES, TILES_AT};
 use crate::packs::Pack;
-use crate::products::{AtLaunch, Experts};
+use crate::products::{AtLaunch, ExpertSizes};
 use crate::stored::Stored;
 use device::{Activation, Result, RowCount, ValueId, WeightId};
 use device_lower::fields::{MatrixOf, Norm};
 use device_lower::lifetimes::max_rows;
 use device_lower::table::{Extent, RowClass};
-use device_lower::units::Unit;
 
 /// Most experts of a row whose products run in one launch (linear/gemv_one.cuh).
 const ONE_EXPERTS: usize = 64;
 
 impl Draft<'_> {
-    pub(super) fn expert_unit(&mut self, unit: &Unit) -> Result<()> {
-        match unit {
-            Unit::ExpertGateUp { x, norm, ids, gate, up, kind, beside: None, out } => {
-                self.experts(*x, norm.map(|(norm, _)| norm), *ids, &[*gate, *up], Some(*kind), *out)
-            }
-            Unit::ExpertDownSum { x, ids, weight, weights, parts, residual, beside: None, out } => {
-                if self.sum_of_one(*x, *ids, *weight, *weights, *residual, *out)? {
-                    return Ok(());
-                }
-                self.experts(*x, None, *ids, &[*weight], None, *parts)?;
-                self.expert_sum(*parts, *weights, *residual, *out)
-            }
-            _ => failed("a unit of experts without kernels".to_owned()),
-        }
-    }
-
     pub(super) fn expert_linear(
         &mut self,
         x: ValueId,
@@ -57,7 +40,7 @@ impl Draft<'_> {
 
     /// Adds one launch for a single row: the product of each of its experts with that expert's
     /// input, and the weighted sum of the products. Returns false if no kernel fits.
-    fn sum_of_one(
+    pub(super) fn sum_of_one(
         &mut self,
         x: ValueId,
         ids: ValueId,
@@ -113,7 +96,8 @@ impl Draft<'_> {
     ) -> Result<()> {
         let c = self.c;
         let (profile, k) = (c.profile, c.cols(ids));
-        let experts = Experts { products: profile.products, n: pack.n_experts, k, only: profile.only_tile };
+        let experts =
+            ExpertSizes { products: profile.products, n: pack.n_experts, k, only: profile.only_tile };
         let (pairs, n_tiles) = (c.scratch_place(PAIRS), c.scratch_place(TILES));
         let tiles = n_tiles + TILES_AT as u64;
         if self.grouped.replace(ids) != Some(ids) {
@@ -137,7 +121,7 @@ impl Draft<'_> {
         }
         let n_cols = p.matrices[0].0.n_cols;
         let k_tiles = pack.k_tiles as u32;
-        let row_groups = Experts::packed_rows(experts.n, k, max_rows(c.limits, rows)).div_ceil(8) as u32;
+        let row_groups = ExpertSizes::packed_rows(experts.n, k, max_rows(c.limits, rows)).div_ceil(8) as u32;
         let pairs_a_row = if c.cols(p.x) == n_cols { k as u32 } else { 1 };
         let input = InputArguments { pairs, pairs_a_row, k_tiles, row_groups, ..self.input(p)? };
         let grid = Extent::Tiles { rows, k: k as u32, pairs: 1, n_experts: 7 * experts.n as u32 };
@@ -170,7 +154,7 @@ impl Draft<'_> {
 
     /// Adds products with the matrices of each row's experts. Many rows are grouped by expert; with
     /// few rows each block computes one pair of a row and an expert.
-    fn experts(
+    pub(super) fn experts(
         &mut self,
         x: ValueId,
         norm: Option<Norm>,

@@ -56,7 +56,7 @@ pub(super) struct Spread {
     pub(super) set: usize,
     /// Groups of 32 of K that a lane reads for each column.
     pub(super) steps: usize,
-    /// Warps of a team, each of which reads one part of K.
+    /// Number of warps of a team. Each warp reads one part of K.
     pub(super) k_parts: usize,
     pub(super) n_blocks: usize,
     /// Bytes of shared memory.
@@ -288,10 +288,12 @@ impl Draft<'_> {
                 let y = Extent::PerRow { rows, multiple: 1, divisor: SMALL_ROWS };
                 ("small_rows", [blocks(n_out as usize, SMALL_COLUMNS), y, ONE], 128)
             }
-            few if few == RowClass::One || n_out <= MOST_ROUTER => {
+            RowClass::Two | RowClass::Four | RowClass::Eight | RowClass::Tile if n_out > MOST_ROUTER => {
+                return false;
+            }
+            RowClass::One | RowClass::Two | RowClass::Four | RowClass::Eight | RowClass::Tile => {
                 ("small_row", [Extent::Fixed(n_out), each(rows), ONE], 256)
             }
-            _ => return false,
         };
         let call = Call::new("linear/f32.cu", rows, grid, threads, p.writes);
         self.push(Call { name, weight_bytes: p.weight_bytes, ..call }, arguments);

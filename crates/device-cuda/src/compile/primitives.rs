@@ -13,7 +13,7 @@ use device::{
     WeightId,
 };
 use device_gpu::signature::{Signature, Source, signature};
-use device_lower::fields::Norm;
+use device_lower::fields::{AttentionOf, Norm};
 use device_lower::lifetimes::max_rows;
 use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::Join;
@@ -378,10 +378,19 @@ impl Draft<'_> {
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
             Op::Argmax { x, .. } => self.choose(*x),
             Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer),
-            Op::Attention { .. }
-            | Op::SelfAttention { .. }
-            | Op::CrossAttention { .. }
-            | Op::CrossScores { .. } => self.attention(op),
+            Op::Attention { .. } => self.attention(op),
+            Op::CrossAttention { q, layer, n_heads, scale, out } => {
+                let (n_heads, scale, out) = (*n_heads, *scale, *out);
+                let (softcap, window, sinks, chunked, both_ways) = (None, None, None, false, false);
+                let of = AttentionOf { n_heads, scale, softcap, window, chunked, both_ways, sinks, out };
+                self.attend_layer(*q, *layer, &of)
+            }
+            Op::SelfAttention { q, k, v, n_heads, scale, window, out } => {
+                self.self_attention([*q, *k, *v], *n_heads, *scale, *window, *out)
+            }
+            Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
+                self.cross_scores(*q, *layer, *n_heads, heads, *scale, *out)
+            }
             Op::Adapters { out, .. } => {
                 let kind = u32::from(c.rows(*out).per_token().is_none());
                 self.of_spans("adapters.cu", 1, 32, *out, SpanArguments { kind, ..Default::default() })

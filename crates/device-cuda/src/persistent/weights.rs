@@ -434,10 +434,3 @@ impl PersistentWeights {
         self.exchanges.iter().find(|(of, _)| *of == rows).map_or(0, |(_, buffer)| buffer.start())
     }
 }
-
-// SAFETY: the only pointers are in the keys of `of` (`MatrixKey`). They are compared and never
-// dereferenced, and the `Weight`s in `packs` and `routers` keep the bytes alive.
-unsafe impl Send for PersistentPlan {}
-// SAFETY: no method changes a `PersistentPlan` through a shared reference, and nothing dereferences
-// the pointers in the keys of `of`.
-unsafe impl Sync for PersistentPlan {}

@@ -89,7 +89,7 @@ impl CudaMachine {
         let n_rows = commands.rows[index].count(begun.sizes.n_rows, begun.sizes.n_outputs);
         match commands.at_launch[index] {
             AtLaunch::Row(row) => usize::from(row < n_rows),
-            _ => n_rows,
+            AtLaunch::Nothing | AtLaunch::Cut(_) | AtLaunch::Grouped(..) | AtLaunch::Width(_) => n_rows,
         }
     }
 

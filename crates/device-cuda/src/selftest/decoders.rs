@@ -513,12 +513,15 @@ fn mixed_decoders() -> Vec<Decoder> {
     ]
 }
 
+/// Decoders that kernel files cover, over F16 pages.
 fn decoders_over_f16() -> Vec<Decoder> {
+    [dense_decoders(), mixtures(), wide_decoders()].concat()
+}
+
+fn dense_decoders() -> Vec<Decoder> {
     use BlockType::*;
     let small = Decoder::SMALL;
     let cap = Some(30.0);
-    let gelu = Activation::GeluTanh;
-    let with = |experts: Experts| Decoder { experts: Some(experts), ..small };
     vec![
         small,
         Decoder {
@@ -543,7 +546,7 @@ fn decoders_over_f16() -> Vec<Decoder> {
             windows: true,
             softcap: cap,
             style: RopeStyle::Interleaved,
-            activation: gelu,
+            activation: Activation::GeluTanh,
             ..small
         },
         Decoder { residual: 1056, n_heads: 6, ffn: 2112, block: Q4_1, bias: true, windows: true, ..small },
@@ -571,6 +574,14 @@ fn decoders_over_f16() -> Vec<Decoder> {
             head_norms: true,
             ..small
         },
+    ]
+}
+
+/// Decoders with experts.
+fn mixtures() -> Vec<Decoder> {
+    use BlockType::*;
+    let with = |experts: Experts| Decoder { experts: Some(experts), ..Decoder::SMALL };
+    vec![
         with(Experts { n: 4, n_used: 1, bias: true, normalise: false, factor: 1.5, ..Experts::SMALL }),
         Decoder {
             residual: 544,
@@ -586,7 +597,7 @@ fn decoders_over_f16() -> Vec<Decoder> {
             head_dim: 128,
             n_heads: 4,
             block: Q8_0,
-            activation: gelu,
+            activation: Activation::GeluTanh,
             bias: true,
             ..with(Experts {
                 n: 20,
@@ -626,26 +637,19 @@ fn decoders_over_f16() -> Vec<Decoder> {
             n_layers: 2,
             ..with(Experts { n: 5, n_used: 2, ffn: 256, block: Q6_K, bias: true, ..Experts::SMALL })
         },
+    ]
+}
+
+/// Decoders with heads of 128 columns and a residual of 1,024, whose rows 128 blocks share equally.
+fn wide_decoders() -> Vec<Decoder> {
+    let wide = Decoder { residual: 1024, head_dim: 128, n_heads: 16, n_kv_heads: 8, ..Decoder::SMALL };
+    vec![
+        Decoder { ffn: 3072, n_layers: 1, block: BlockType::Q8_0, bias: true, post_norms: true, ..wide },
         Decoder {
-            residual: 1024,
-            head_dim: 128,
-            n_heads: 16,
-            n_kv_heads: 8,
-            ffn: 3072,
-            n_layers: 1,
-            block: Q8_0,
-            bias: true,
-            post_norms: true,
-            ..small
-        },
-        Decoder {
-            residual: 1024,
-            head_dim: 128,
-            n_heads: 16,
-            n_kv_heads: 8,
             n_layers: 2,
             windows: true,
-            ..with(Experts { n: 10, n_used: 8, ffn: 256, ..Experts::SMALL })
+            experts: Some(Experts { n: 10, n_used: 8, ffn: 256, ..Experts::SMALL }),
+            ..wide
         },
     ]
 }

@@ -66,6 +66,17 @@ impl<'a> Product<'a> {
             when: When::Always,
         }
     }
+
+    /// The values that it writes.
+    fn outs(&self) -> Vec<ValueId> {
+        match (self.gate, self.add, self.given_up, self.softcap) {
+            (Some((_, out)), ..)
+            | (_, Some((_, out)), ..)
+            | (_, _, Some(GivenUp { out, .. }), _)
+            | (.., Some((_, out))) => vec![out],
+            (None, None, None, None) => self.matrices.iter().map(|m| m.out).collect(),
+        }
+    }
 }
 
 impl<G: MetalGpu> Draft<'_, G> {
@@ -172,6 +183,26 @@ impl<G: MetalGpu> Draft<'_, G> {
         (softcap, is_next && schedule == Schedule::Gemv(1))
     }
 
+    /// Arguments of a product. `front` is its first matrix, `n_out` has the rows of each.
+    fn linear_arguments(&self, product: &Product, front: &Weight, n_out: [usize; 3]) -> LinearArguments {
+        let c = self.compiler;
+        let n_in = front.n_cols();
+        LinearArguments {
+            n_in: n_in as u32,
+            per_token: per_token(c.rows(product.x)),
+            x_stride: n_in as u32,
+            row_bytes: front.row_bytes() as u32,
+            scale_bytes: front.block.row_scale_bytes(n_in) as u32,
+            n_out_0: n_out[0] as u32,
+            n_out_1: n_out[1] as u32,
+            n_out_2: n_out[2] as u32,
+            eps: product.norm.map_or(0.0, |norm| norm.eps),
+            softcap: product.softcap.map_or(0.0, |(cap, _)| cap),
+            up_stride: product.given_up.map_or(0, |by| c.cols(by.up) as u32),
+            ..Default::default()
+        }
+    }
+
     fn product(&mut self, schedule: Schedule, product: &Product) -> Result<()> {
         let c = self.compiler;
         let schedule = match schedule {
@@ -182,20 +213,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         let Some(front) = weight(0) else { return Ok(()) };
         let (block, n_in, rows) = (front.block, front.n_cols(), c.rows(product.x));
         let n_out = |index: usize| weight(index).map_or(0, Weight::n_rows);
-        let args = LinearArguments {
-            n_in: n_in as u32,
-            per_token: per_token(rows),
-            x_stride: n_in as u32,
-            row_bytes: front.row_bytes() as u32,
-            scale_bytes: block.row_scale_bytes(n_in) as u32,
-            n_out_0: n_out(0) as u32,
-            n_out_1: n_out(1) as u32,
-            n_out_2: n_out(2) as u32,
-            eps: product.norm.map_or(0.0, |norm| norm.eps),
-            softcap: product.softcap.map_or(0.0, |(cap, _)| cap),
-            up_stride: product.given_up.map_or(0, |by| c.cols(by.up) as u32),
-            ..Default::default()
-        };
+        let args = self.linear_arguments(product, front, [0, 1, 2].map(n_out));
         // Units of rows of weights that a SIMD-group, or a tile, makes.
         let n_units = |rows: usize| match product.gate {
             Some(_) => n_out(0).div_ceil(rows / 2),
@@ -263,14 +281,7 @@ impl<G: MetalGpu> Draft<'_, G> {
                 call = call.bind(BIASES_AT + index, c.weight(bias)?);
             }
         }
-        let outs: Vec<ValueId> = match (product.gate, product.add, product.given_up) {
-            (Some((_, out)), ..) | (_, Some((_, out)), _) | (.., Some(GivenUp { out, .. })) => vec![out],
-            (None, None, None) => match product.softcap {
-                Some((_, bounded)) => vec![bounded],
-                None => product.matrices.iter().map(|m| m.out).collect(),
-            },
-        };
-        for (index, out) in (0..).zip(outs) {
+        for (index, out) in (0..).zip(product.outs()) {
             call = call.write(OUTPUTS_AT + index, self.value(out));
         }
         if let Schedule::Gemv(n) = schedule {

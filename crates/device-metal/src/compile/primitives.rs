@@ -2,6 +2,7 @@
 
 use super::call::{Call, ONE, each, per_token};
 use super::draft::Draft;
+use super::recurrent::Scan;
 use crate::arguments::{ElementArguments, NormArguments, RopeArguments, TurnArguments, UnfoldArguments};
 use crate::gpu::MetalGpu;
 use crate::kernels::{self, Kernel, constant};
@@ -178,7 +179,40 @@ impl<G: MetalGpu> Draft<'_, G> {
             Op::ShortConv { x, weight, bias, state, out } => {
                 self.short_conv(*x, *weight, *bias, *state, *out)
             }
-            Op::GatedDelta { .. } | Op::SelectiveScan { .. } => self.recurrence(op),
+            Op::GatedDelta { q, k, v, step, beta, rate, n_key_heads, n_heads, tiled, scale, state, out } => {
+                let scan = Scan {
+                    name: "gated_delta",
+                    x: *v,
+                    keys: *k,
+                    queries: *q,
+                    step: *step,
+                    rate: *rate,
+                    n_shared: *n_key_heads,
+                    n_heads: *n_heads,
+                    scale: *scale,
+                    state: *state,
+                    out: *out,
+                    per_row: c.cols(*step) != *n_heads,
+                };
+                self.gated_delta(&scan, *beta, *tiled)
+            }
+            Op::SelectiveScan { x, b, c, step, rate, skip, n_groups, n_heads, state, out } => {
+                let scan = Scan {
+                    name: "selective_scan",
+                    x: *x,
+                    keys: *b,
+                    queries: *c,
+                    step: *step,
+                    rate: *rate,
+                    n_shared: *n_groups,
+                    n_heads: *n_heads,
+                    scale: 1.0,
+                    state: *state,
+                    out: *out,
+                    per_row: false,
+                };
+                self.selective_scan(&scan, *skip)
+            }
             Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
             Op::Activate { .. }

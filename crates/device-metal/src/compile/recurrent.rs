@@ -7,7 +7,7 @@ use super::draft::Draft;
 use crate::arguments::{ScanArguments, ShortConvArguments};
 use crate::gpu::MetalGpu;
 use crate::kernels::{Kernel, constant};
-use device::{Op, Result, StateId, ValueId, WeightId};
+use device::{Result, StateId, ValueId, WeightId};
 use device_gpu::replayer::STATES;
 use device_lower::table::{Extent, Location, Region};
 
@@ -25,20 +25,20 @@ const CHUNK_SIMDGROUPS: usize = 8;
 const SCAN_COLUMNS: usize = 8;
 
 /// Operands that both scans have, by their names in `scan.h`.
-struct Scan {
-    name: &'static str,
-    x: ValueId,
-    keys: ValueId,
-    queries: ValueId,
-    step: ValueId,
-    rate: WeightId,
-    n_shared: usize,
-    n_heads: usize,
-    scale: f32,
-    state: StateId,
-    out: ValueId,
+pub(super) struct Scan {
+    pub(super) name: &'static str,
+    pub(super) x: ValueId,
+    pub(super) keys: ValueId,
+    pub(super) queries: ValueId,
+    pub(super) step: ValueId,
+    pub(super) rate: WeightId,
+    pub(super) n_shared: usize,
+    pub(super) n_heads: usize,
+    pub(super) scale: f32,
+    pub(super) state: StateId,
+    pub(super) out: ValueId,
     /// True if each row of the state has a step of its own.
-    per_row: bool,
+    pub(super) per_row: bool,
 }
 
 impl<G: MetalGpu> Draft<'_, G> {
@@ -87,55 +87,23 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.push(self.bind_states(call, 8, state))
     }
 
-    /// GatedDelta and SelectiveScan.
-    pub(super) fn recurrence(&mut self, op: &Op) -> Result<()> {
-        match op {
-            Op::GatedDelta { q, k, v, step, beta, rate, n_key_heads, n_heads, tiled, scale, state, out } => {
-                let per_row = self.compiler.cols(*step) != *n_heads;
-                let scan = Scan {
-                    name: "gated_delta",
-                    x: *v,
-                    keys: *k,
-                    queries: *q,
-                    step: *step,
-                    rate: *rate,
-                    n_shared: *n_key_heads,
-                    n_heads: *n_heads,
-                    scale: *scale,
-                    state: *state,
-                    out: *out,
-                    per_row,
-                };
-                let call = self
-                    .scan("gated_delta.metal", &scan)?
-                    .bool(constant::STEP_PER_ROW, per_row)
-                    .bool(constant::TILED, *tiled)
-                    .read(10, self.value(*beta));
-                self.push(call)
-            }
-            Op::SelectiveScan { x, b, c, step, rate, skip, n_groups, n_heads, state, out } => {
-                let scan = Scan {
-                    name: "selective_scan",
-                    x: *x,
-                    keys: *b,
-                    queries: *c,
-                    step: *step,
-                    rate: *rate,
-                    n_shared: *n_groups,
-                    n_heads: *n_heads,
-                    scale: 1.0,
-                    state: *state,
-                    out: *out,
-                    per_row: false,
-                };
-                let call = self
-                    .scan("selective_scan.metal", &scan)?
-                    .bool(constant::HAS_WEIGHT, skip.is_some())
-                    .bind(10, self.compiler.weight_or_any(*skip)?);
-                self.push(call)
-            }
-            op => Err(self.not_lowered(op)),
-        }
+    /// GatedDelta.
+    pub(super) fn gated_delta(&mut self, scan: &Scan, beta: ValueId, tiled: bool) -> Result<()> {
+        let call = self
+            .scan("gated_delta.metal", scan)?
+            .bool(constant::STEP_PER_ROW, scan.per_row)
+            .bool(constant::TILED, tiled)
+            .read(10, self.value(beta));
+        self.push(call)
+    }
+
+    /// SelectiveScan.
+    pub(super) fn selective_scan(&mut self, scan: &Scan, skip: Option<WeightId>) -> Result<()> {
+        let call = self
+            .scan("selective_scan.metal", scan)?
+            .bool(constant::HAS_WEIGHT, skip.is_some())
+            .bind(10, self.compiler.weight_or_any(skip)?);
+        self.push(call)
     }
 
     /// Returns true if a scan may compute spans in chunks. The sums of chunks have another order

@@ -59,33 +59,70 @@ fn decode_of_rows_of_several_sequences() {
     }
 }
 
-/// A head normalised and turned, in f64.
-fn turned(
-    head: &[f32],
-    weight: Option<&[f32]>,
+/// Norm and RoPE of heads.
+struct HeadStep<'a> {
     norm: bool,
+    /// Weights of the norm, `(head_dim)`.
+    weight: Option<&'a [f32]>,
+    /// 0: no RoPE; 1: pairs are half a rotation apart; 2: pairs are adjacent.
     style: u32,
-    frequencies: &[f32],
-    position: usize,
-) -> Vec<f64> {
-    let mut head: Vec<f64> = head.iter().map(|v| f64::from(*v)).collect();
-    if norm {
-        let mean = head.iter().map(|v| v * v).sum::<f64>() / head.len() as f64;
-        let factor = 1.0 / (mean + 1e-6).sqrt();
-        for (i, v) in head.iter_mut().enumerate() {
-            *v *= factor * weight.map_or(1.0, |w| f64::from(w[i]));
+    frequencies: &'a [f32],
+}
+
+impl HeadStep<'_> {
+    /// The head after the step, in f64.
+    fn of(&self, head: &[f32], position: usize) -> Vec<f64> {
+        let mut head: Vec<f64> = head.iter().map(|v| f64::from(*v)).collect();
+        if self.norm {
+            let mean = head.iter().map(|v| v * v).sum::<f64>() / head.len() as f64;
+            let factor = 1.0 / (mean + 1e-6).sqrt();
+            for (i, v) in head.iter_mut().enumerate() {
+                *v *= factor * self.weight.map_or(1.0, |w| f64::from(w[i]));
+            }
+        }
+        if self.style > 0 {
+            let half = self.frequencies.len();
+            for (pair, frequency) in self.frequencies.iter().enumerate() {
+                let angle = f64::from(position as f32 * frequency);
+                let (sin, cos) = (angle.sin() * 1.5, angle.cos() * 1.5);
+                let (i, j) = if self.style == 1 { (pair, pair + half) } else { (2 * pair, 2 * pair + 1) };
+                (head[i], head[j]) = (head[i] * cos - head[j] * sin, head[j] * cos + head[i] * sin);
+            }
+        }
+        head
+    }
+}
+
+/// Checks that the cache after a launch has the keys `k` after `step` and the values `v`, each
+/// `(lengths.len(), n_kv_heads * head_dim)`, at the positions `lengths`, and is otherwise as
+/// before.
+fn check_stored(before: &Cache, after: &Cache, lengths: &[usize], step: &HeadStep, [k, v]: [&[f32]; 2]) {
+    let shape = before.shape;
+    let (d, n_kv_heads) = (shape.head_dim, shape.n_kv_heads);
+    let mut pool = before.pool.clone();
+    for (row, position) in lengths.iter().enumerate() {
+        for head in 0..shape.n_stored() {
+            let at = (row * n_kv_heads + head % n_kv_heads) * d;
+            let expected: Vec<f64> = match head < n_kv_heads {
+                true => step.of(&k[at..at + d], *position),
+                false => v[at..at + d].iter().map(|v| f64::from(*v)).collect(),
+            };
+            let most = expected.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+            // Half an ulp of a stored value: F16 at the largest value; for Q8_0 half a step and
+            // d's own rounding.
+            let bound = match shape.kv {
+                KvType::F32 => 2e-6,
+                KvType::F16 => 5e-4,
+                KvType::Q8_0 => 4.5e-3,
+                KvType::I16 | KvType::I8 | KvType::Fp8 => unreachable!("not one of Metal's"),
+            };
+            let stored = after.read(row, head, *position);
+            check(&format!("{shape:?} stored"), &stored, &expected, bound * most);
+            let range = after.range(row, head, *position);
+            pool[range.clone()].copy_from_slice(&after.pool[range]);
         }
     }
-    if style > 0 {
-        let half = frequencies.len();
-        for (pair, frequency) in frequencies.iter().enumerate() {
-            let angle = f64::from(position as f32 * frequency);
-            let (sin, cos) = (angle.sin() * 1.5, angle.cos() * 1.5);
-            let (i, j) = if style == 1 { (pair, pair + half) } else { (2 * pair, 2 * pair + 1) };
-            (head[i], head[j]) = (head[i] * cos - head[j] * sin, head[j] * cos + head[i] * sin);
-        }
-    }
-    head
+    assert!(pool == after.pool, "{shape:?}: nothing else is written");
 }
 
 #[test]
@@ -150,41 +187,17 @@ fn norm_turn_write_and_attention_in_one() {
                 .run();
         }
 
-        // The kernel stored the rows' keys and values, and nothing else.
-        let mut pool = cache.pool.clone();
-        let weight = |w| if weighted { Some(w) } else { None };
-        for (row, position) in lengths.iter().enumerate() {
-            for head in 0..shape.n_stored() {
-                let is_key = head < shape.n_kv_heads;
-                let at = row * kv_cols + head % shape.n_kv_heads * d;
-                let expected = if is_key {
-                    turned(&k[at..at + d], weight(&k_weight[..]), k_norm, k_style, &frequencies, *position)
-                } else {
-                    v[at..at + d].iter().map(|v| f64::from(*v)).collect()
-                };
-                let most = expected.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-                // Half an ulp of a stored value: F16 at the largest value; for Q8_0 half a step and
-                // d's own rounding.
-                let bound = [2e-6, 5e-4, 4.5e-3]
-                    [[KvType::F32, KvType::F16, KvType::Q8_0].iter().position(|t| *t == shape.kv).unwrap()];
-                check(
-                    &format!("{shape:?} stored"),
-                    &after.read(row, head, *position),
-                    &expected,
-                    bound * most,
-                );
-                let range = after.range(row, head, *position);
-                pool[range.clone()].copy_from_slice(&after.pool[range]);
-            }
-        }
-        assert!(pool == after.pool, "{shape:?}: nothing else is written");
+        let [q_step, k_step] =
+            [(q_norm, &q_weight[..], q_style), (k_norm, &k_weight[..], k_style)].map(|(norm, of, style)| {
+                HeadStep { norm, weight: weighted.then_some(of), style, frequencies: &frequencies }
+            });
+        check_stored(&cache, &after, &lengths, &k_step, [&k, &v]);
 
         let mut expected = vec![];
         for (row, position) in lengths.iter().enumerate() {
             for head in 0..shape.n_heads {
                 let q = &q[row * cols + head * d..][..d];
-                let q = turned(q, weight(&q_weight[..]), q_norm, q_style, &frequencies, *position);
-                let q: Vec<f32> = q.iter().map(|v| *v as f32).collect();
+                let q: Vec<f32> = q_step.of(q, *position).iter().map(|v| *v as f32).collect();
                 let seen = shape.seen(*position, *position..position + 1);
                 expected.extend(after.attend(row, head, &q, seen, &sinks));
             }
