@@ -1,6 +1,6 @@
-//! Gives the host what the kernels say: their argument structs and constants, translated from the
-//! headers that are the only definition; their sources, for the compiler at run time; and, where
-//! `cargo xtask cuda-kernels` has made it, the archive of compiled kernels.
+//! Generates the host's view of the kernels: their argument structs and constants, translated from
+//! the headers that define them; their sources, for the compiler at run time; and, if `cargo xtask
+//! cuda-kernels` has made it, the archive of compiled kernels.
 
 #[path = "src/persistent/general.rs"]
 mod general;

@@ -251,8 +251,8 @@ impl Lists {
     }
 }
 
-/// Checks that outputs choose what [`Chooser`] chooses from the same logits: all kinds of wants in
-/// one step, and each alone in a step of one row, with and without logits.
+/// Checks that outputs choose what [`Chooser`] chooses from the same logits. One step has all kinds
+/// of wants, and steps of one row have each alone, with and without logits.
 ///
 /// # Errors
 /// The want whose choice differs.

@@ -111,9 +111,9 @@ pub struct Ahead<T> {
 }
 
 impl<T> Ahead<T> {
-    /// No steps so far. The outputs of `n_kept` steps are kept, twice the most steps in flight: a
-    /// step may link to the one that was waited for last when it was submitted, until it is waited
-    /// for itself.
+    /// No steps so far. The outputs of `n_kept` steps are kept, twice the most steps in flight.
+    /// Until a step is waited for, it may link to the step that had been waited for last at its
+    /// submission.
     pub fn new(n_kept: usize, max_outputs: usize) -> Ahead<T> {
         Ahead {
             next: 0,

@@ -61,8 +61,8 @@ pub fn write<T: bytemuck::Pod>(buffer: &impl Buffer, offset: usize, values: &[T]
     assert!(offset + bytes.len() <= buffer.len(), "{} bytes at {offset} of {}", bytes.len(), buffer.len());
     // SAFETY: the assertion holds `offset + bytes.len()` within `buffer`. Callers write regions,
     // chosen tokens and masks of a step that is not submitted yet, or a buffer before its first
-    // step; the step that had the region before was waited for, so that the GPU does not touch
-    // these bytes.
+    // step. They have waited for the previous step of the region, so the GPU does not touch these
+    // bytes.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.start().add(offset), bytes.len()) }
 }
 

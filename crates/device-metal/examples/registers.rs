@@ -4,8 +4,8 @@
 //!     cargo run -p ingle-device-metal --example registers -- PTXAS [FILE ...]
 //!
 //! PTXAS is `ptxas` of PyPI's `nvidia-cuda-nvcc`. FILE is a file of kernels such as
-//! `linear/q4_0.metal`; without any, all of them. Constants are those of a projection with a norm
-//! and a residual, and not split; of an attention with four heads of 128 columns to a KV head.
+//! `linear/q4_0.metal`; without any, all of them. Constants are those of an unsplit projection with
+//! a norm and a residual, and of an attention with four heads of 128 columns per KV head.
 
 /// LINEAR_NORM, LINEAR_RESIDUAL, LINEAR_WEIGHTS and LINEAR_SPLIT of `linear/constants.h`;
 /// ATTENTION_HEAD_DIM, _HEADS and _KEY_LANES of `attention/constants.h`.

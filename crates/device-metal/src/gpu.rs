@@ -4,8 +4,8 @@
 //! `metal-emulator`, on Linux), which runs the same shader sources. Tables, arguments, operands,
 //! barriers and steps in flight are the same code for both.
 //!
-//! Work is submitted in groups: the dispatches of a group may run at the same time and in any
-//! order, and each group sees what those before it wrote. On Apple's GPUs that is a concurrent
+//! Work is submitted in groups. The dispatches of a group may run at the same time and in any
+//! order, and each group sees the writes of earlier groups. On Apple's GPUs that is a concurrent
 //! encoder with a barrier between groups. What is submitted runs after what was submitted before,
 //! and sees what that wrote.
 

@@ -47,9 +47,9 @@ pub struct Profile {
     pub product_rows: u32,
     /// SIMD-groups of a threadgroup that attends with few rows: 1 to 8.
     pub attention_simdgroups: u32,
-    /// SIMD-groups of a threadgroup of a GEMV that first makes its row, at most 16: what an
-    /// attention left in parts, or what a branch adds after its norm. Each threadgroup makes the
-    /// row for itself, so that few large ones read less.
+    /// SIMD-groups of a threadgroup of a GEMV that first computes its row, at most 16. The row is
+    /// the sum of an attention's parts, or a branch after its norm. Each threadgroup makes the row
+    /// for itself, so that few large ones read less.
     pub merged_simdgroups: u32,
     /// Number of positions from which on a row's attention is split over threadgroups. The next
     /// projection, or a dispatch of its own, merges their results.
@@ -85,9 +85,9 @@ struct Family {
 
 /// M1 and M2; M3 and later.
 ///
-/// The first two set registers and threadgroup memory aside for the most that a kernel may need,
-/// and have room for some 24 SIMD-groups a core, so that threadgroups of 16 would leave a third of
-/// it empty while they wait at their barrier. From family 9 on both are given out as they are used
+/// The first two reserve registers and threadgroup memory for the largest need of a kernel, and
+/// have room for some 24 SIMD-groups per core. Threadgroups of 16 would leave a third of a core
+/// empty while they wait at their barrier. From family 9 on both are given out as they are used
 /// (Apple, "Explore GPU advancements in M3 and A17 Pro", 2023).
 const FAMILIES: [Family; 2] = [
     Family { number: 7, gemv_simdgroups: 12, merged_simdgroups: 8 },
@@ -114,14 +114,14 @@ impl Profile {
             // late.
             in_flight: 4,
             tile_rows: 64,
-            // Weights are read once a chunk: 434 MB of a model of 0.6 billion take 1.8 of the 83 ms
-            // that its products take with 512 rows (docs/metal.md). Twice as many rows would save 1
-            // %, and double the memory of activations.
+            // Each chunk reads the weights once: 434 MB of a 0.6B model take 1.8 of the 83 ms that
+            // its products take with 512 rows (docs/metal.md). Twice as many rows would save 1 %,
+            // and double the memory of activations.
             prompt_chunk: 512,
             attention_simdgroups: 8,
             merged_simdgroups: family.merged_simdgroups,
-            // From here on a head has two tiles of 32 positions for each of eight SIMD-groups, and
-            // unsplit attention would keep 4 to 8 threadgroups busy on 20 cores.
+            // At this number a head has two tiles of 32 positions for each of eight SIMD-groups.
+            // Unsplit attention would keep 4 to 8 threadgroups busy on 20 cores.
             split_positions: 256,
             // Two of eight SIMD-groups each hide a core's latency; every further split is read by
             // every threadgroup that merges.
@@ -374,8 +374,8 @@ mod tests {
             assert_eq!(p.gemv_shape(16384, 8), (2, 1));
             assert_eq!([1, 2, 4, 5, 8].map(|n| p.key_lanes(n)), [8, 8, 8, 4, 4]);
             assert!((2..=MOST_SPLITS).contains(&p.n_splits(8)));
-            // SIMD-groups of a GEMV that first computes its row: at most two loads of the chip, and
-            // at least as many as there is work for.
+            // SIMD-groups of a GEMV that first computes its row: enough for its work, and at most
+            // two loads of the chip.
             assert_eq!([1, 2 * p.gemv_simdgroups as usize].map(|n| p.passes(n)), [1, 1]);
             assert!(65_536 / p.passes(65_536) <= 2 * p.gemv_simdgroups as usize);
         }

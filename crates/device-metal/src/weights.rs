@@ -1,8 +1,8 @@
 //! Places of weights: in the mapped file, as buffers without a copy, or in one buffer of copies.
 //!
 //! A map becomes as few buffers as the GPU's size limit allows; a weight is an offset into one.
-//! Weights are copied that are not views of a file, or not aligned as their kernels need, and
-//! stacks of experts whose matrices do not share one buffer.
+//! Weights are copied if they are not views of a file, or not aligned for their kernels. Stacks of
+//! experts are copied if their matrices do not share one buffer.
 
 use crate::gpu::{Buffer, Memory, MetalGpu};
 use device::key_bias::KnownKeys;
@@ -199,9 +199,9 @@ impl Weights {
 /// terms are kept in threadgroup memory.
 const MOST_BIASED_COLUMNS: usize = 256;
 
-/// Numbers that kernels look up: of each stack of experts, the offsets of its matrices' codes,
-/// scales and biases; the heads of each CrossScores; and what the keys of a layer are stored
-/// without (`kernels/key_bias.h`).
+/// Tables for kernels: the offsets of codes, scales and biases of the matrices of each stack of
+/// experts; the heads of each CrossScores; and the constant terms that stored keys of a layer lack
+/// (`kernels/key_bias.h`).
 #[derive(Default)]
 pub struct LookupTables {
     /// Index of the first entry of a stack, by plan and weight.

@@ -107,8 +107,8 @@ fn long_sequences() {
     }
 }
 
-/// The bound is the product's own, of one row, of a few and of tiles; the best is looked for in
-/// what the head of one row left.
+/// The bound is that of the product of one row, of a few rows or of tiles. The largest logit is
+/// searched in the partial results of the head for one row.
 #[test]
 fn bounded_logits() {
     let mut b = PlanBuilder::new(5, 83);

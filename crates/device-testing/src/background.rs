@@ -57,8 +57,8 @@ impl Steps {
 /// Logits of all output rows.
 type Logits = Vec<Vec<f32>>;
 
-/// Checks background steps between steps of another sequence. A background step writes what a
-/// submitted step writes, and does not change the other steps; an abandoned one leaves no trace;
+/// Checks background steps between steps of another sequence. A background step writes the same
+/// bytes as a submitted step, and does not change other steps. An abandoned one leaves no trace,
 /// and calls that would corrupt one are refused.
 ///
 /// # Errors

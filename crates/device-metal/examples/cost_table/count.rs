@@ -17,9 +17,9 @@ const BANDWIDTH: f64 = 273e9 * 0.9;
 /// of these GPUs. As operations that is 6.2 T a second, of the 8.1 T of the ALUs.
 const PRODUCTS: f64 = 20.0 * 4.0 / 20.87 * 1.578e9;
 
-/// Seconds that a dispatch which depends on the one before adds to its bytes and products: the most
-/// and the least that a whole step is expected to show. What is published of dispatches alone, 0.5
-/// to 2.05 us, leaves out that memory is idle meanwhile.
+/// Seconds that a dispatch which depends on the previous one adds to the time of its bytes and
+/// products: upper and lower bound for a whole step. What is published of dispatches alone, 0.5 to
+/// 2.05 us, leaves out that memory is idle meanwhile.
 const DISPATCH: [f64; 2] = [4e-6, 2e-6];
 
 /// Multiplications and additions of an 8x8x8 product.
@@ -212,9 +212,9 @@ fn measure(s: &Shapes, layers: &[&Layers], rows: Rows) -> Cost {
     dispatches.into_iter().fold(least, |sum, (_, cost)| sum.plus(cost))
 }
 
-/// A whole model: one with a layer of each kind, and as often as the model has more of a kind what
-/// one more of it adds. Beside, the dispatches that one more adds. (What has no layers says less:
-/// what a layer leaves to the next one is done by the head there.)
+/// Counts of a whole model: those of a model with one layer of each kind, plus the cost of one
+/// layer times the number of further layers of its kind. Beside, the dispatches that one more adds.
+/// (What has no layers says less: what a layer leaves to the next one is done by the head there.)
 pub fn whole(s: &Shapes, rows: Rows) -> (Cost, Vec<f64>) {
     let kinds: Vec<&Layers> = s.layers.iter().collect();
     let one_each = measure(s, &kinds, rows);

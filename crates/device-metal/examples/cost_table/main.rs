@@ -1,15 +1,15 @@
-//! Cost of a token and of a prompt, counted by the emulator: dispatches, barriers, bytes of device
-//! memory against the least possible, bytes of threadgroup memory, and instructions of SIMD-groups.
-//! From it follows a PREDICTION of tokens a second on an M4 Pro.
+//! Cost of a token and of a prompt, counted by the emulator. It lists dispatches, barriers, bytes
+//! of device memory beside the least possible, bytes of threadgroup memory, and instructions of
+//! SIMD-groups. From it follows a PREDICTION of tokens a second on an M4 Pro.
 //!
 //!     cargo run --release -p ingle-device-metal --example cost_table [prefill] [kernels] [model ...] [position]
 //!     cargo run --release -p ingle-device-metal --example cost_table scans
 //!     cargo run --release -p ingle-device-metal --example cost_table norms
 //!
 //! Nothing here was timed on Apple hardware. A model is run with a layer of each kind, and with one
-//! more of each; what that one adds is what each of its kind costs, and is multiplied. Weights are
-//! noise, in the shapes and the types of the models. With `kernels` it is the dispatches one by
-//! one, of a model with one layer of each kind.
+//! more of each. The difference is the cost of a layer of that kind, and is multiplied by their
+//! number. Weights are noise, in the shapes and the types of the models. With `kernels` it is the
+//! dispatches one by one, of a model with one layer of each kind.
 //!
 //! A prompt is one chunk of 512 rows. The experts of its tokens are chosen by noise: all as likely,
 //! each row by itself. The largest models take minutes each.
@@ -43,9 +43,9 @@ mod tests {
     use crate::count::{Rows, whole};
     use crate::shapes::{Experts, MODELS, Shapes};
 
-    /// Layers of full width of the smallest model, dense and with experts in its network's place or
-    /// next to it, without norms after its parts and with them. A short vocabulary, for a head
-    /// reads nothing twice and only takes time.
+    /// Layers with the full width of the smallest model. Some are dense, others have experts
+    /// instead of the network or next to it, with and without norms after their parts. A short
+    /// vocabulary, for a head reads nothing twice and only takes time.
     #[test]
     fn a_token_reads_hardly_more_than_it_must() {
         let dense = Shapes { n_vocab: 2048, ..MODELS[0] };

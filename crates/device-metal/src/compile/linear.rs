@@ -1,6 +1,6 @@
-//! Projections: GEMV for up to eight rows, with norm, bias, gate and residual in the one dispatch;
-//! tiles of matrices for more, after a norm of their own. And Embed, which decodes rows of the same
-//! weights. A row that attention made in parts: `merged`.
+//! Projections. Up to eight rows use GEMV, with norm, bias, gate and residual in one dispatch. More
+//! rows use tiles of matrices, after a dispatch for the norm. And Embed, which decodes rows of the
+//! same weights. A row that attention made in parts: `merged`.
 //!
 //! The contracts are the headers `kernels/linear/gemv.h`, `kernels/linear/gemm.h` and
 //! `kernels/embed.h`.
@@ -155,8 +155,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.product(self.schedule(p.x), &Product { add, row_gate, ..Product::new(p.x, &p.matrices) })
     }
 
-    /// Operations after a product that its dispatch can do: the softcap, whose unit is then
-    /// skipped, and the search for the largest output (true if it is done).
+    /// Operations that the dispatch of a product can do: the softcap, whose unit is then skipped,
+    /// and the search for the largest output (true if it does).
     fn after_head(&mut self, schedule: Schedule, p: &Projection) -> (Option<(f32, ValueId)>, bool) {
         let ([matrix], Tail::Store) = (&p.matrices[..], p.tail) else { return (None, false) };
         let (mut out, mut softcap, mut rest) = (matrix.out, None, self.rest);

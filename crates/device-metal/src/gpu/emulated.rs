@@ -3,9 +3,9 @@
 //!
 //! It is slow and runs on one thread unless told otherwise; it is for tests, never a default.
 //! Dispatches of a group run in an order of the caller's choice, so that a missing barrier shows as
-//! another result. What is submitted runs as late as possible, when it is waited for, so that a
-//! host that writes over what a step in flight still reads shows as another result too. What faults
-//! is an error of the step.
+//! another result. Submitted work runs as late as possible, when it is waited for. So if the host
+//! overwrites memory that a step in flight still reads, the results differ. What faults is an error
+//! of the step.
 
 use super::{Common, Constant, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH};
 use crate::kernels::{self, Kernel};

@@ -1,8 +1,8 @@
 //! A thread that does something again and again while a GPU is in use, and for a while after.
 //!
-//! The system lets go of what a residency set holds soon after a GPU falls idle: others measured
-//! that the first tokens after a second of idleness then took five times as long. So sets are
-//! requested again while nothing runs, until the owner is likely to be gone.
+//! The system releases the memory of a residency set soon after the GPU becomes idle. Others
+//! measured that the first tokens after a second of idleness then took five times as long. So sets
+//! are requested again while nothing runs, until the owner is likely to be gone.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};

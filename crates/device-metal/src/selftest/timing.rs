@@ -103,9 +103,9 @@ pub fn time_product<G: MetalGpu>(
     Ok((seconds, commands[index].weight_bytes))
 }
 
-/// Seconds of a dispatch that does next to nothing: without a barrier, with one, in a command
-/// buffer of its own that follows the one before as steps in flight do (by tracked hazards or a
-/// fence, as `--metal-encoder` says), and in one that is waited for.
+/// Seconds of a dispatch that does next to nothing: without a barrier; with one; in a command
+/// buffer of its own that follows the previous one as steps in flight do (tracked hazards or a
+/// fence, see `--metal-encoder` says), and in one that is waited for.
 ///
 /// # Errors
 /// The device refused or failed.

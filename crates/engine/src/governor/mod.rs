@@ -6,9 +6,8 @@
 //! Neither takes a lock, except after the oldest sequence has ended.
 //!
 //! Steps on a shortage, in this order: release free pages that are still committed; evict cold
-//! leaves of the prefix cache; unload models that nobody uses; begin nothing new and make chunks
-//! smaller; park the youngest sequence of the lowest priority, down to the oldest. No step ends a
-//! sequence.
+//! leaves of the prefix cache; unload unused models; admit nothing and shrink chunks; park the
+//! youngest sequence of the lowest priority, down to the oldest. No step ends a sequence.
 
 mod account;
 mod policy;

@@ -1,10 +1,10 @@
 //! Bookkeeping of the KV cache: the page of each position of each sequence.
 //!
 //! The program owns the bytes, and commits them granule by granule as pages are taken. This module
-//! has page tables (one row for each slot and KV group, read by the device), a pool of page numbers
-//! for each group, and the prefix cache. Reference counts let sequences and the cache share pages.
-//! A page that is held more than once is never written: it is copied before a sequence writes to it
-//! ([`KvCache::reserve`]).
+//! has page tables, pools and the prefix cache. A page table has one row for each slot and KV
+//! group, which the device reads. Each group has a pool of page numbers. Reference counts let
+//! sequences and the cache share pages. A page that is held more than once is never written: it is
+//! copied before a sequence writes to it ([`KvCache::reserve`]).
 
 mod commit;
 mod elastic;
@@ -36,10 +36,10 @@ pub fn pages_of_sequence(window: Option<usize>, n_ctx: usize, max_rows: usize, p
 
 /// Pages of each group's pool for `n_sequences` sequences that run at once.
 ///
-/// That is what they can hold, and a little for the prefix cache: one page for a copy, and in
-/// window groups the window at the end of each prompt, without which nothing of the prompt could be
-/// reused. (A window as long as the context never ends.) Pages that an encoder writes exist once
-/// for all sequences.
+/// That is the most that they can hold, and a little for the prefix cache: one page for a copy, and
+/// in window groups the window at the end of each prompt. Without that window no part of the prompt
+/// could be reused. (A window as long as the context never ends.) Pages that an encoder writes
+/// exist once for all sequences.
 pub fn pool_sizes(
     layout: &KvLayout,
     n_ctx: usize,

@@ -574,8 +574,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(200)))]
 
     /// Texts share starts of different lengths. In any order of actions, pools of the planned sizes
-    /// never run out, no shared page is written, every visible position holds its own token, and
-    /// the books balance.
+    /// never run out and no shared page is written. Every visible position holds its own token, and
+    /// page counts are consistent.
     #[test]
     fn random_use_keeps_integrity(
         actions in prop::collection::vec(action(), 1..120),

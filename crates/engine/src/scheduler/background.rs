@@ -12,9 +12,9 @@
 //! If the sequence's pages are freed or moved, the chunk ends, and begins anew after the rows that
 //! were done.
 //!
-//! Without the background, the 99th percentile between tokens was 1.3 times as long beside a prompt
-//! of 7,000 tokens (eight streams of a model of 135M parameters, three threads of a Xeon, two runs
-//! each).
+//! Without background steps, the 99th percentile between tokens was 1.3 times as long beside a
+//! prompt of 7,000 tokens. The machine was three threads of a Xeon with eight streams of a 135M
+//! model, two runs each.
 
 use std::time::{Duration, Instant};
 

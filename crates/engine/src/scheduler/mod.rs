@@ -8,8 +8,8 @@
 //!
 //! There is one path. A sequence has tokens, of which the first `n_computed` are in the KV cache. A
 //! step computes some of the others; when none is left, the last row's logits choose one more. So a
-//! prompt, a chunk of it, a decode step, the tail after a slide, a parked sequence and a batch of
-//! all of these are the same thing in different shapes.
+//! prompt, a chunk of it, a decode step, the tail after a slide, a parked sequence and any batch of
+//! them have one representation.
 
 mod admission;
 mod background;

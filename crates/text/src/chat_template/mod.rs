@@ -139,9 +139,9 @@ impl ChatTemplate {
     /// Renders a conversation.
     ///
     /// # Errors
-    /// The template refuses the conversation ([`Error::TemplateRefused`]), or fails: it does what
-    /// Jinja2 does not allow either, exceeds the limits of steps, time or memory, or writes more
-    /// than 64 MiB.
+    /// The template refuses the conversation ([`Error::TemplateRefused`]), or fails. It fails if
+    /// Jinja2 would, if it exceeds the limits of steps, time or memory, or if it writes more than
+    /// 64 MiB.
     pub fn render(&self, chat: &Chat) -> Result<String> {
         let mut context = Map::new();
         context.insert("messages".into(), chat.messages.iter().map(with_reasoning).collect());

@@ -2,9 +2,10 @@
 //!
 //! llguidance runs a longest-match lexer before its parser; GBNF has no lexer. Rules without
 //! recursion become one terminal: a single regular expression, in which nothing is cut. In a
-//! recursive grammar, a terminal remains only if the longest match is right: no text of terminal A
-//! may continue, within any terminal B, with a byte that may begin the text after A. Terminals that
-//! violate this are split, in the end to single characters, for which it always holds.
+//! recursive grammar, a terminal remains only if the longest match is right. That is, no text of
+//! terminal A may continue, within any terminal B, with a byte that may begin the text after A.
+//! Terminals that violate this are split, in the end to single characters, for which it always
+//! holds.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 

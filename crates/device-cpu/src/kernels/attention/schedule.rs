@@ -18,8 +18,8 @@
 //!
 //! # Order
 //!
-//! Workers take units from a shared counter, so large units come first: whole tiles by their cost,
-//! then shared chunks, then the chunks of single rows, row by row.
+//! Workers take units from a shared counter, so large units come first. The order is whole tiles by
+//! their cost, then shared chunks, then the chunks of single rows, row by row.
 
 use super::tile::Row;
 use device::{Limits, Span};
@@ -518,7 +518,7 @@ mod tests {
     }
 
     /// Checks that every computed row has each of its chunks once for each KV head, in pages of its
-    /// own table, and that partial results do not overlap.
+    /// own table. Partial results must not overlap.
     fn check(steps: &TestSteps, shape: &ScheduleShape, schedule: &Schedule) {
         let table = |slot: u32| &steps.tables[slot as usize * ENTRIES..][..ENTRIES];
         let slot_of = |row: u32| {

@@ -5,8 +5,8 @@
 //! amounts, which AVX2 lacks for words. Codes of 8 bits are signed here, 128 less, since two
 //! products of 255 and 127 do not fit the 16 bits of `vpmaddubsw`.
 //!
-//! Order of accumulation: GEMV has 8 lanes of f32 for groups of 32 columns; offsets are summed in
-//! one number, in the order of the columns, which is added last. GEMM is that of `gemm_avx2`.
+//! Order of accumulation: GEMV has 8 lanes of f32 for groups of 32 columns. Offsets are summed in
+//! one number, in the order of the columns, and added last. GEMM is that of `gemm_avx2`.
 
 use super::activation::{ActRow, ActRows};
 use super::affine::{Codes, PIECE, Scales};

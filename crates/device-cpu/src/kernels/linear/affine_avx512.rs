@@ -6,8 +6,8 @@
 //! 64 unsigned codes fill a register, in the order of their columns. Bytes are loaded, with 128
 //! added to signed ones. Nibbles are widened to words, in which a shift and a mask move the second
 //! nibble to the upper byte. Other widths copy 16 codes, `2 BITS` bytes, to each 128-bit lane. One
-//! byte shuffle moves the two bytes of an even code to its word, another one those of an odd code,
-//! and shifts by different amounts align both.
+//! byte shuffle moves the two bytes of an even code to its word, another one moves the bytes of an
+//! odd code. Shifts by different amounts align both.
 //!
 //! # Order of accumulation
 //!

@@ -391,9 +391,9 @@ unsafe fn multiply(
     }
 }
 
-/// True if activation rows at this distance would evict the panel, half of the first-level cache,
-/// from the sets that all rows map to (64 sets of 64 bytes, 8 ways). A copy then costs less than
-/// the misses.
+/// True if activation rows at this distance would evict the panel from the cache sets that all rows
+/// map to. The panel is half of the first-level cache (64 sets of 64 bytes, 8 ways). A copy then
+/// costs less than the misses.
 const fn crowds(stride: usize) -> bool {
     stride.is_multiple_of(4096)
 }

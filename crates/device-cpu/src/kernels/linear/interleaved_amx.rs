@@ -2,7 +2,7 @@
 //! groups of 16, use AVX-512.
 //!
 //! A *step* of a tile, four columns of 16 weight rows, is a row of the right operand of `tdpbsud`,
-//! and Q8 rows are the left operand, so nothing is rearranged. The codes of a pass are unpacked
+//! and Q8 rows are the left operand. So nothing is rearranged. The codes of a pass are unpacked
 //! once. Each group of columns is then one product of up to 16 activation rows by 16 weight rows.
 //! Its sums are stored to memory and loaded into vectors, which scale them while the next groups
 //! are multiplied. The bits are those of `interleaved_avx512`, since the sum of a group is an exact

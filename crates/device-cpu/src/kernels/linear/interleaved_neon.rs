@@ -4,9 +4,9 @@
 //! Up to [`FEW`] activation rows are multiplied with codes as they are unpacked. With more rows,
 //! [`PASS`] columns are unpacked first into a panel of signed bytes and f32 scales, which stays in
 //! the first-level cache. A panel depends only on the length of its groups and on whether they have
-//! an offset: its scales are those of codes at the top of their byte. Order of accumulation:
-//! `interleaved`. One row and many, and all three kinds of products, have the same bits, since a
-//! factor that is a power of two is exact in any place.
+//! an offset. Its scales are those of codes at the top of their byte. Order of accumulation:
+//! `interleaved`. One row and many, and all three kinds of products, have the same bits. A factor
+//! that is a power of two is exact wherever it is applied.
 //!
 //! Codes around zero are moved to the top of their byte by shifts that also insert (`sri`), one to
 //! three instructions for 16 codes. Codes with an offset are moved to the bottom. Values of a table

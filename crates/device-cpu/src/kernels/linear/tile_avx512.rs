@@ -6,8 +6,8 @@
 //!
 //! `vpdpbusd` multiplies unsigned with signed bytes, adds four neighbours to 32 bits, and
 //! broadcasts the activations itself. Codes of a source without offsets have their zero at 128. A
-//! group's products start at `-128` times the sum of its activations, a word of the activation row,
-//! so the zero point costs no instruction on the multiplying ports. Order of accumulation:
+//! group's products start at `-128` times the sum of its activations, a word of the activation row.
+//! So the zero point costs no instruction on the multiplying ports. Order of accumulation:
 //! `interleaved`. Two groups of 16 are added at once, which saves one multiplication in twelve;
 //! their first half takes registers from three activation rows.
 

@@ -345,9 +345,9 @@ impl TaggedReader {
         ended
     }
 
-    /// Finds the end of a value without a closing mark: a line that begins another parameter of the
-    /// function, or the end of the call or of all calls. Returns it with the number of bytes of the
-    /// value that are certain.
+    /// Finds the end of a value without a closing mark: a line that begins another parameter, or
+    /// the end of the call or of all calls. Returns it with the number of bytes of the value that
+    /// are certain.
     fn unmarked_end(&self, text: &str, tools: &Tools) -> (Ended, usize) {
         let [after_key] = self.tags.key_after else { return (Ended::Not, text.len()) };
         if self.tags.end.is_empty() || self.close.is_empty() {
