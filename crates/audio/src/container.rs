@@ -19,13 +19,13 @@ use symphonia::core::io::MediaSource;
 
 use crate::unseekable::Unseekable;
 
-/// Most bytes of an MP4 or AIFF file that cannot seek: half a day of speech in MP4.
+/// Maximum number of bytes of an MP4 or AIFF file that cannot seek: half a day of speech in MP4.
 const MAX_HELD: u64 = 1 << 29;
-/// Most bytes of a format description that are read.
+/// Maximum number of bytes of a format description that are read.
 const MAX_FORMAT: u64 = 4096;
 /// Least length that means "unknown" if the file is shorter. Recorders write 2^31, or just below.
 const UNKNOWN_LENGTH: u64 = 0x7FFF_F000;
-/// Most chunks after the samples that are checked.
+/// Maximum number of chunks after the samples that are checked.
 const MAX_CHUNKS_BEHIND: usize = 64;
 
 const INTEGERS: u16 = 1;

@@ -466,7 +466,7 @@ pub enum Start {
     Together,
 }
 
-/// Most bytes of a kernel's arguments.
+/// Maximum number of bytes of a kernel's arguments.
 pub const MAX_ARGUMENT_BYTES: usize = 1024;
 
 /// A loaded kernel.

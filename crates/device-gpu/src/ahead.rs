@@ -12,10 +12,10 @@ pub const LINKED: u32 = 1 << 31;
 /// The word for no token in the buffer of chosen tokens.
 pub const NO_TOKEN: u32 = u32::MAX;
 
-/// Most tokens of an output whose penalties kernels apply.
+/// Maximum number of tokens of an output whose penalties kernels apply.
 pub const MOST_PENALISED: usize = 4096;
 
-/// Most biases of an output that kernels apply.
+/// Maximum number of biases of an output that kernels apply.
 pub const MOST_BIASES: usize = 1024;
 
 /// A step that was submitted and not waited for.

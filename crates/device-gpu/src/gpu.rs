@@ -9,7 +9,7 @@ use device_lower::table::Operand;
 use std::fmt::Debug;
 use weights::Bytes;
 
-/// Most bytes of arguments of a dispatch.
+/// Maximum number of bytes of arguments of a dispatch.
 pub const MAX_ARGUMENT_BYTES: usize = 256;
 
 /// The kind of a buffer, by the processors that access it. A GPU with its own memory has a place
@@ -27,11 +27,11 @@ pub enum Memory {
 /// Facts that every GPU reports; the facts of a driver dereference to these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Common {
-    /// Most bytes of one buffer.
+    /// Maximum number of bytes of one buffer.
     pub max_buffer_bytes: u64,
     /// Threads that execute together and exchange values by shuffles: 32 on Apple's GPUs.
     pub subgroup_width: u32,
-    /// Most threads of a threadgroup.
+    /// Maximum number of threads of a threadgroup.
     pub max_threads: u32,
 }
 

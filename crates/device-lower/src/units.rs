@@ -336,7 +336,7 @@ pub fn next_reader(id: ValueId, rest: &[LoweredUnit]) -> Option<(usize, &Project
     (p.x == id).then_some((next.last, p))
 }
 
-/// Most norms that one dispatch computes together with the sum that they normalise.
+/// Maximum number of norms that one dispatch computes together with the sum that they normalise.
 const MOST_NORMS: usize = 3;
 
 /// Norms that the dispatch of a sum can compute, and their outputs: the norm of the next

@@ -40,7 +40,7 @@ pub const TILE_PAIRS: usize = 32;
 /// Bytes of the description of such a tile.
 pub const TILE_BYTES: usize = size_of::<ExpertTile>();
 
-/// Most tiles of `n_pairs` pairs.
+/// Maximum number of tiles of `n_pairs` pairs.
 pub fn n_tiles(n_experts: usize, n_pairs: usize) -> usize {
     n_experts + n_pairs / TILE_PAIRS
 }

@@ -62,7 +62,7 @@ pub struct Facts {
     pub n_cores: usize,
     /// Alignment and unit of memory that can be used in place.
     pub page_bytes: usize,
-    /// Most bytes of threadgroup memory.
+    /// Maximum number of bytes of threadgroup memory.
     pub max_threadgroup_bytes: u32,
     /// True if shaders are compiled for tensor units.
     pub has_tensors: bool,

@@ -36,14 +36,14 @@ pub struct Profile {
     pub passes: &'static [Pass],
     /// Threads of a threadgroup that finds the largest of a vocabulary.
     pub argmax_threads: u32,
-    /// Most threads of a threadgroup that normalises a row.
+    /// Maximum number of threads of a threadgroup that normalises a row.
     pub norm_threads: u32,
     /// SIMD-groups that a GEMV should have in all, so that every core hides its memory's latency.
     pub gemv_simdgroups: u32,
     /// SIMD-groups of a threadgroup of a GEMV whose rows none share: 1 to 16.
     pub gemv_threadgroup: u32,
-    /// Most rows of x that one SIMD-group multiplies with the weights that it loads: 2, 4 or 8.
-    /// More read weights fewer times and need more registers (`kernels/NOTES.md`).
+    /// Maximum number of rows of x that one SIMD-group multiplies with the weights that it loads:
+    /// 2, 4 or 8. More read weights fewer times and need more registers (`kernels/NOTES.md`).
     pub product_rows: u32,
     /// SIMD-groups of a threadgroup that attends with few rows: 1 to 8.
     pub attention_simdgroups: u32,

@@ -36,7 +36,7 @@ use program::NullProgram;
 
 const NAME: &str = "null";
 
-/// Most rows of a background step, in which each part computes one row.
+/// Maximum number of rows of a background step, in which each part computes one row.
 const BACKGROUND_ROWS: usize = 16;
 
 /// Logit of the best token; all others are below 0.
@@ -161,7 +161,7 @@ pub enum Event {
 pub struct NullDevice {
     rules: Vec<Rule>,
     memory: Option<platform::SystemMemory>,
-    /// Most steps in flight, minus one.
+    /// Maximum number of steps in flight, minus one.
     ahead: usize,
     /// Pages of a granule, minus one.
     beside: usize,

@@ -21,7 +21,7 @@ pub const fn vector_bytes(head_dim: usize) -> usize {
 pub const MAX: f32 = 127.0;
 /// Largest quantised attention weight.
 pub const MAX_WEIGHT: f32 = 255.0;
-/// Most columns that are rotated together.
+/// Maximum number of columns that are rotated together.
 pub const MAX_PIECE: usize = 64;
 
 /// Number added to the weight of a position before rounding to nearest. The numbers are the

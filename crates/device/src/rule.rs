@@ -37,7 +37,7 @@ pub struct PatternPart {
     pub kind: OpKind,
     /// Fewest times in a row.
     pub min: u8,
-    /// Most times in a row.
+    /// Maximum times in a row.
     pub max: u8,
     /// Index of an earlier place in the pattern; each Op must read a value that an Op of that place
     /// wrote.

@@ -160,7 +160,7 @@ pub enum Error {
     QueueFull {
         /// Requests that wait.
         n_waiting: usize,
-        /// Most requests that may wait.
+        /// Maximum number of requests that may wait.
         limit: usize,
     },
     /// The sequence neither waits nor runs.

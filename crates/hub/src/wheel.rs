@@ -22,7 +22,7 @@ use crate::progress::Progress;
 
 /// Time between two polls of the growing file.
 const POLL: Duration = Duration::from_millis(100);
-/// Most bytes of the end of pip's stderr in an error.
+/// Maximum number of bytes of the end of pip's stderr in an error.
 const STDERR_MAX: usize = 4096;
 /// The maximum depth of folders searched for the growing file; pip uses one or two.
 const DEPTH_MAX: usize = 4;

@@ -109,7 +109,7 @@ pub struct ApiError {
     pub too_long: Option<(usize, usize)>,
 }
 
-/// Most bytes of a message, which may repeat the client's input.
+/// Maximum number of bytes of a message, which may repeat the client's input.
 const MAX_MESSAGE: usize = 2000;
 
 /// A text without its middle if it is longer than [`MAX_MESSAGE`].

@@ -26,7 +26,7 @@ const WAIT: Duration = Duration::from_secs(60);
 /// and the client gets an error.
 const TIME: Duration = Duration::from_secs(60);
 
-/// Most pieces of work in the queue.
+/// Maximum number of pieces of work in the queue.
 const MAX_WAITING: usize = 1024;
 
 tokio::task_local! {

@@ -28,7 +28,7 @@ const TILE: usize = 64;
 /// Warps per block of one-row GEMV (`ONE_WARPS`, linear/gemv_one.cuh).
 pub(super) const ONE_WARPS: usize = 16;
 
-/// Most rows of a small F32 matrix; then rows and columns of a tile of its product
+/// Maximum number of rows of a small F32 matrix; then rows and columns of a tile of its product
 /// (linear/small.cuh).
 const MOST_SMALL: u32 = 4096;
 const SMALL_ROWS: u32 = 32;

@@ -148,7 +148,7 @@ struct Network {
     router: Option<Router>,
 }
 
-/// Most different rotations of a plan.
+/// Maximum number of different rotations of a plan.
 const MOST_ROTATIONS: usize = 2;
 
 /// A plan's primitive Ops, and the ones that the decoder has claimed.

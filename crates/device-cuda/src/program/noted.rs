@@ -8,7 +8,7 @@ use device::Step;
 use device_gpu::arguments::Bias;
 use device_gpu::inputs::Begun;
 
-/// Most ranges of a region that are copied to the GPU.
+/// Maximum number of ranges of a region that are copied to the GPU.
 pub(super) const N_COPIES: usize = 8;
 
 /// Launch data of a step in flight.

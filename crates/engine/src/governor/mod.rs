@@ -74,7 +74,7 @@ pub struct MemoryStatus {
     pub device: &'static str,
     /// The last reading.
     pub reading: Reading,
-    /// Most bytes that pools and caches may hold.
+    /// Maximum number of bytes that pools and caches may hold.
     pub budget: u64,
     /// Bytes that pools and caches hold.
     pub held: u64,

@@ -26,7 +26,8 @@ use crate::{Error, Result};
 use states::SlotStates;
 use tables::PageTables;
 
-/// Most pages that one sequence holds in a group while a step of `max_rows` rows is computed.
+/// Maximum number of pages that one sequence holds in a group while a step of `max_rows` rows is
+/// computed.
 pub fn pages_of_sequence(window: Option<usize>, n_ctx: usize, max_rows: usize, page_len: usize) -> usize {
     let all = n_ctx.div_ceil(page_len);
     // A window needs the rows of a step and the `window - 1` positions before them, and one page
@@ -57,8 +58,8 @@ pub fn pool_sizes(
     layout.groups.iter().map(of_group).collect()
 }
 
-/// Most bytes of KV pages of one sequence of `n_tokens` tokens, with a page of each group for a
-/// copy.
+/// Maximum number of bytes of KV pages of one sequence of `n_tokens` tokens, with a page of each
+/// group for a copy.
 pub fn bytes_of_sequence(layout: &KvLayout, limits: &Limits, n_tokens: usize) -> u64 {
     let of_group = |(group, g): (usize, &KvGroup)| {
         let n = g.encoder_states.map_or_else(
@@ -74,7 +75,7 @@ pub fn bytes_of_sequence(layout: &KvLayout, limits: &Limits, n_tokens: usize) ->
 #[derive(Clone, Debug)]
 pub struct KvCache {
     page_len: usize,
-    /// Most rows of a step.
+    /// Maximum number of rows of a step.
     max_rows: usize,
     /// Window of each group.
     windows: Vec<Option<usize>>,
@@ -87,7 +88,7 @@ pub struct KvCache {
     states: Vec<SlotStates>,
     /// Bytes of a page of each group.
     page_bytes: Vec<u64>,
-    /// Most bytes of pages held at once by sequences and the prefix cache.
+    /// Maximum number of bytes of pages held at once by sequences and the prefix cache.
     budget: u64,
     /// Account at the governor of the process; `None`: there is no governor.
     account: Option<Arc<Account>>,
@@ -211,7 +212,7 @@ impl KvCache {
         self.budget = bytes;
     }
 
-    /// Most bytes of pages held at once.
+    /// Maximum number of bytes of pages held at once.
     pub fn budget(&self) -> u64 {
         self.budget
     }

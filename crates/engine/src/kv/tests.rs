@@ -18,7 +18,7 @@ struct Pages {
     /// `pages[group][page][i]`: the token whose keys and values are at position `i` of the page.
     pages: Vec<Vec<[Option<u32>; PAGE]>>,
     committed: CommittedPages,
-    /// Most pages that may be committed at once, over all groups.
+    /// Maximum number of pages that may be committed at once, over all groups.
     most: usize,
 }
 

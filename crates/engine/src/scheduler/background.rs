@@ -194,7 +194,7 @@ impl Scheduler {
         are_in_time && fits.is_some_and(|fits| fits < wanted)
     }
 
-    /// Most rows of a slot's next chunk.
+    /// Maximum number of rows of a slot's next chunk.
     pub(super) fn background_rows(&self, slot: usize) -> usize {
         let most = self.pacing.background.n_rows.min(self.limits.background_rows);
         // The last row is computed in a step.

@@ -151,7 +151,7 @@ impl Scheduler {
         }
     }
 
-    /// Most draft tokens of a sequence in a step.
+    /// Maximum number of draft tokens of a sequence in a step.
     pub(crate) fn max_draft(&self) -> usize {
         self.speculator.as_ref().map_or(0, Speculator::max_draft)
     }

@@ -146,8 +146,8 @@ impl Scheduler {
         });
     }
 
-    /// Most rows of a slot's prompt that fit into the step, by its buffers and by the answers'
-    /// latency.
+    /// Maximum number of rows of a slot's prompt that fit into the step, by its buffers and by the
+    /// answers' latency.
     pub(super) fn prompt_rows(&self, slot: usize, flight: &mut Flight) -> usize {
         let Some(sequence) = &self.slots[slot] else { return 0 };
         let chunk = if sequence.prefill == Prefill::PerToken { 1 } else { usize::MAX };

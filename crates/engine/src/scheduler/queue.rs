@@ -27,7 +27,7 @@ struct Tenant {
 /// Waiting sequences, and the tenants of all sequences.
 pub(crate) struct Queue {
     waiting: Vec<Sequence>,
-    /// Most sequences that may wait.
+    /// Maximum number of sequences that may wait.
     limit: usize,
     /// Tenants with sequences, in the order of their turns.
     tenants: Vec<Tenant>,

@@ -133,9 +133,9 @@ pub(crate) struct Speculator {
     max_draft: usize,
 }
 
-/// Most rows of a sequence in a step with draft tokens. `goes_back`: after a wrong draft token the
-/// rows of its step are computed again. The step that does so has draft tokens only if these rows
-/// are no more than a draft ([`Scheduler::fill_answer`]).
+/// Maximum number of rows of a sequence in a step with draft tokens. `goes_back`: after a wrong
+/// draft token the rows of its step are computed again. The step that does so has draft tokens only
+/// if these rows are no more than a draft ([`Scheduler::fill_answer`]).
 ///
 /// [`Scheduler::fill_answer`]: crate::scheduler::Scheduler
 pub(crate) fn most_rows(max_draft: usize, goes_back: bool) -> usize {
@@ -160,7 +160,7 @@ impl Speculator {
         Some(Speculator { proposer: Box::new(NgramLookup), controller, max_draft })
     }
 
-    /// Most draft tokens of a sequence in a step.
+    /// Maximum number of draft tokens of a sequence in a step.
     pub(crate) fn max_draft(&self) -> usize {
         self.max_draft
     }

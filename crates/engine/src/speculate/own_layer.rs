@@ -18,9 +18,9 @@ use crate::{Error, Result};
 pub(crate) struct OwnLayer {
     /// Number of columns of a state.
     hidden: usize,
-    /// Most rows of a step.
+    /// Maximum number of rows of a step.
     max_rows: usize,
-    /// Most waiting states of a slot.
+    /// Maximum number of waiting states of a slot.
     room: usize,
     /// Waiting states of each slot.
     slots: Vec<Waiting>,

@@ -157,8 +157,8 @@ impl VisionSpec {
         self.hidden / self.n_heads
     }
 
-    /// Most text rows of an image that must be in one step because they attend to each other; 0: an
-    /// image may be split.
+    /// Maximum number of text rows of an image that must be in one step because they attend to each
+    /// other; 0: an image may be split.
     pub fn rows_at_once(&self) -> usize {
         match (self.both_ways, self.recipe.sizing) {
             (BothWays::Never, _) => 0,

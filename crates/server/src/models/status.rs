@@ -28,7 +28,7 @@ pub enum LoadedStatus {
     Embedder {
         /// Columns of a vector.
         n_dims: usize,
-        /// Most tokens of a text.
+        /// Maximum number of tokens of a text.
         max_tokens: usize,
         /// Its metrics.
         stats: Arc<Stats>,

@@ -72,13 +72,13 @@ pub struct ScheduleShape {
 pub struct Sizes {
     /// Positions of a chunk, a multiple of every block's length.
     pub chunk_len: usize,
-    /// Most rows of a step.
+    /// Maximum number of rows of a step.
     pub max_rows: usize,
-    /// Most chunks of all split rows together.
+    /// Maximum number of chunks of all split rows together.
     pub max_chunks: usize,
     /// Positions of a page.
     pub page_len: usize,
-    /// Most spans of a step.
+    /// Maximum number of spans of a step.
     pub max_spans: usize,
 }
 
@@ -96,12 +96,12 @@ impl Sizes {
         }
     }
 
-    /// Most rows that are split.
+    /// Maximum number of rows that are split.
     pub fn split_rows(&self) -> usize {
         self.max_chunks.min(self.max_rows)
     }
 
-    /// Most units of a schedule.
+    /// Maximum number of units of a schedule.
     pub fn units(&self, n_kv_heads: usize, tile_rows: usize) -> usize {
         (self.max_rows.div_ceil(tile_rows) + self.max_spans + self.max_chunks) * n_kv_heads
     }

@@ -375,9 +375,8 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
     let mut scales = Scales::NONE;
     let Part { r0, n_rows, .. } = part;
     // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
-    // part.
+    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part.
     unsafe {
         let panel = AffinePanelAvx512::new(scratch);
         let rows = row_addresses(w.values, w.row_bytes, r0, n_rows);

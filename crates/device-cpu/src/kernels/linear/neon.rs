@@ -28,8 +28,8 @@ use std::arch::asm;
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-/// Most activation rows of [`MultiplyNeon::rows`]. The sums of eight weight rows with six
-/// activation rows are 12 registers of integers and 12 of f32, which leaves 8 for the operands.
+/// Maximum number of activation rows of [`MultiplyNeon::rows`]. The sums of eight weight rows with
+/// six activation rows are 12 registers of integers and 12 of f32, which leaves 8 for the operands.
 pub(super) const X_ROWS: usize = 6;
 
 /// A source of the codes and scales of 16 rows.

@@ -75,7 +75,7 @@ pub(super) unsafe fn panel_codes(panel: *const u8, b: usize, step: usize) -> __m
     unsafe { _mm512_load_si512(panel.add((b * 8 + step) * 64).cast()) }
 }
 
-/// Most activation rows of [`rows`].
+/// Maximum number of activation rows of [`rows`].
 pub(super) const fn most_rows<S: SourceAvx512>() -> usize {
     if S::GROUP == 16 { X_ROWS_BY_16 } else { X_ROWS }
 }

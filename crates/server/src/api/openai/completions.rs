@@ -45,7 +45,7 @@ pub(super) struct CompletionBody {
     sampling: SamplingKeys,
 }
 
-/// Most prompts of one request.
+/// Maximum number of prompts of one request.
 const MAX_PROMPTS: usize = 256;
 
 pub(super) async fn create(

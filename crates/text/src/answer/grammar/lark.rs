@@ -13,7 +13,7 @@ pub(super) const WHITE: &str = "/[ \\t\\r\\n]{0,32}/";
 /// Any text without special tokens, up to what follows.
 pub(super) const ANYTHING: &str = "/(?s:.*)/";
 
-/// Most members whose presence a rule counts; llguidance's parameters have 64 bits.
+/// Maximum number of members whose presence a rule counts; llguidance's parameters have 64 bits.
 const MAX_COUNTED: usize = 60;
 
 /// The rules so far.

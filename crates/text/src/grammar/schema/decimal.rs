@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use serde_json::Number;
 
-/// Most digits of a number written without an exponent.
+/// Maximum number of digits of a number written without an exponent.
 const MAX_DIGITS: i64 = 400;
 
 /// A number by its digits.
