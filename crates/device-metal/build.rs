@@ -1,7 +1,7 @@
 //! Writes Rust from the kernels, which are the only definition of argument structs and of function
 //! constants, and embeds their sources.
 
-// The tables of points; what else the codecs need of it is unused here.
+// The tables of points. The codecs use the rest of this module, which is dead code here.
 #[allow(dead_code)]
 #[path = "../weights/src/codec/grid.rs"]
 mod grid;

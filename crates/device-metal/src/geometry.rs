@@ -1,5 +1,5 @@
-//! Sizes that the kernels fix: rows of a block, threads of a tile, bytes of what they leave in
-//! scratch. The headers under `kernels/` say where each comes from.
+//! Sizes that the kernels fix: rows of a block, threads of a tile, bytes of their results in
+//! scratch. The headers under `kernels/` define each size.
 
 use crate::arguments::ExpertTile;
 

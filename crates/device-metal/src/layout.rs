@@ -31,7 +31,7 @@ pub fn scratch_of(plan: &Plan, units: &[LoweredUnit], limits: &Limits) -> Scratc
             scratch.raise(TOTALS, totals);
         }
         if let Unit::Primitive(Op::Argmax { x, .. }) = unit {
-            // There are at most as many bests as SIMD-groups.
+            // Each SIMD-group writes at most one best logit.
             scratch.raise(BESTS, plan.value(*x).cols.div_ceil(GEMV_ROWS) * BEST_BYTES);
         }
         if let Some((ids, weight)) = unit.experts() {

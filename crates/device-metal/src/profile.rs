@@ -40,7 +40,7 @@ pub struct Profile {
     pub norm_threads: u32,
     /// SIMD-groups that a GEMV should have in all, so that every core hides its memory's latency.
     pub gemv_simdgroups: u32,
-    /// SIMD-groups of a threadgroup of a GEMV whose rows none share: 1 to 16.
+    /// SIMD-groups of a threadgroup of a GEMV whose weight rows are not shared: 1 to 16.
     pub gemv_threadgroup: u32,
     /// Maximum number of rows of x that one SIMD-group multiplies with the weights that it loads:
     /// 2, 4 or 8. More read weights fewer times and need more registers (`kernels/NOTES.md`).
@@ -48,8 +48,8 @@ pub struct Profile {
     /// SIMD-groups of a threadgroup that attends with few rows: 1 to 8.
     pub attention_simdgroups: u32,
     /// SIMD-groups of a threadgroup of a GEMV that first computes its row, at most 16. The row is
-    /// the sum of an attention's parts, or a branch after its norm. Each threadgroup makes the row
-    /// for itself, so that few large ones read less.
+    /// the sum of an attention's parts, or a branch after its norm. Each threadgroup computes the
+    /// row, so fewer, larger threadgroups read less.
     pub merged_simdgroups: u32,
     /// Number of positions from which on a row's attention is split over threadgroups. The next
     /// projection, or a dispatch of its own, merges their results.
@@ -95,9 +95,9 @@ const FAMILIES: [Family; 2] = [
 ];
 
 impl Profile {
-    /// For a GPU. A family that is not listed is as the last before it.
+    /// The profile of a GPU. A family that is not listed has the profile of the last earlier one.
     pub fn new(facts: &Facts) -> Profile {
-        // As an M4 Pro where the system does not say.
+        // An M4 Pro's value if the system does not report it.
         let cores = if facts.n_cores == 0 { 20 } else { facts.n_cores };
         let [first, ..] = &FAMILIES;
         let family = FAMILIES.iter().rfind(|family| family.number <= facts.family).unwrap_or(first);
@@ -110,8 +110,8 @@ impl Profile {
             gemv_simdgroups: family.gemv_simdgroups * cores as u32,
             gemv_threadgroup: 2,
             product_rows: 8,
-            // One runs and one waits, so that the GPU never idles; two more for a host that is
-            // late.
+            // One step runs and one waits, so the GPU never idles. Two more cover delays of the
+            // host.
             in_flight: 4,
             tile_rows: 64,
             // Each chunk reads the weights once: 434 MB of a 0.6B model take 1.8 of the 83 ms that
@@ -128,8 +128,8 @@ impl Profile {
             split_threadgroups: 2 * cores,
             // 64 neighbouring bytes of a key in F16, where 4 lanes read 32.
             key_lanes: 8,
-            // A chunk costs the same however full it is: as many multiply-adds as 16 positions one
-            // by one, and the bytes of five (docs/metal.md).
+            // A chunk costs the same with any number of positions: the multiply-adds of 16 single
+            // positions, and the bytes of five (docs/metal.md).
             scan_rows: 12,
             // Nobody has run them yet.
             tensor: false,
@@ -166,7 +166,7 @@ impl Profile {
         ]
     }
 
-    /// This profile with its fields replaced by those in `text` ([`Self::to_text`]).
+    /// Returns this profile with the fields of `text` replaced ([`Self::to_text`]).
     ///
     /// # Errors
     /// Number of a line that is no field, or whose value no kernel supports, and what was expected.
@@ -379,7 +379,7 @@ mod tests {
             assert_eq!([1, 2 * p.gemv_simdgroups as usize].map(|n| p.passes(n)), [1, 1]);
             assert!(65_536 / p.passes(65_536) <= 2 * p.gemv_simdgroups as usize);
         }
-        // A profile that was printed is read back, and what no kernel can do is refused.
+        // A printed profile is read back, and values that no kernel supports are refused.
         let m1 = profile("M1", 7);
         let other = Profile {
             in_flight: 2,

@@ -58,7 +58,7 @@ pub struct WeightPlan {
 }
 
 impl WeightPlan {
-    /// For the weights of plans and what a GPU allows.
+    /// Places the weights of plans within the limits of a GPU.
     pub fn new<G: MetalGpu>(plans: &[Plan], gpu: &G) -> WeightPlan {
         let facts = gpu.facts();
         let mut copied = HashSet::new();
@@ -195,8 +195,8 @@ impl Weights {
     }
 }
 
-/// Largest number of columns of a head whose keys are stored without their known bias: a query's
-/// terms are kept in threadgroup memory.
+/// Largest number of columns of a head whose keys are stored without their known bias. Threadgroup
+/// memory holds a query's terms.
 const MOST_BIASED_COLUMNS: usize = 256;
 
 /// Tables for kernels: the offsets of codes, scales and biases of the matrices of each stack of

@@ -225,8 +225,9 @@ fn a_mixture_of_experts_has_seven_dispatches_a_layer() {
 /// With many rows they cost one for each part of a layer, which computes the norms before the next
 /// part too. Next to a dense network, experts cost no more than in its place. A layer's own input
 /// costs its two products. Reading what another layer wrote costs as much as writing. A shared
-/// expert costs one dispatch more than the chosen ones. Of a prompt one row is wanted, so what
-/// follows the last attention has one row; selecting it is two dispatches, and one for inputs.
+/// expert costs one dispatch more than the chosen ones. A prompt has one output row, so all
+/// commands after the last attention have one row. Its selection is two dispatches, and one for
+/// inputs.
 #[test]
 fn what_stands_behind_and_beside_costs_few_dispatches() {
     for block in [BlockType::Q4_0, BlockType::F16, BlockType::Q8_0] {

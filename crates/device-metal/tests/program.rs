@@ -377,7 +377,7 @@ fn pages_come_and_go_in_chunks() {
     let groups = 0..plan.kv.groups.len();
     let granule = program.committed().granule(0) as u32;
     assert!(granule > 1 && granule < 64, "{granule}");
-    // Pages from the middle of the pool, whose chunks are far apart: the last granule first.
+    // Pages from the middle of the pool, whose chunks are far apart, the last granule first.
     let place = |page: u32| if page < granule { 64 / granule * granule - granule + page } else { page };
     let tokens: Vec<u32> = (0..2 * granule * limits.page_len as u32 - 3).map(|t| t % 50).collect();
     let mut step = one_sequence(&plan, &limits, &tokens[..9], 0).with_outputs(vec![8], Want::BEST);

@@ -8,7 +8,7 @@ use device_testing::{committed, limits};
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options, Traced};
 
-/// Bytes a second of an M4 Pro's memory (Apple's figure), and what of it kernels reach.
+/// Bytes a second of an M4 Pro's memory (Apple's figure), and the rate that kernels reach.
 const BANDWIDTH: f64 = 273e9 * 0.9;
 
 /// 8x8x8 products a second of an M4 Pro's 20 cores. Each core runs four at a time, and one takes

@@ -8,8 +8,8 @@
 //!
 //! Nothing here was timed on Apple hardware. A model is run with a layer of each kind, and with one
 //! more of each. The difference is the cost of a layer of that kind, and is multiplied by their
-//! number. Weights are noise, in the shapes and the types of the models. With `kernels` it is the
-//! dispatches one by one, of a model with one layer of each kind.
+//! number. Weights are noise, in the shapes and the types of the models. With `kernels` the table
+//! lists the single dispatches of a model with one layer of each kind.
 //!
 //! A prompt is one chunk of 512 rows. The experts of its tokens are chosen by noise: all as likely,
 //! each row by itself. The largest models take minutes each.
@@ -44,8 +44,8 @@ mod tests {
     use crate::shapes::{Experts, MODELS, Shapes};
 
     /// Layers with the full width of the smallest model. Some are dense, others have experts
-    /// instead of the network or next to it, with and without norms after their parts. A short
-    /// vocabulary, for a head reads nothing twice and only takes time.
+    /// instead of the network or next to it, with and without norms after their parts. The
+    /// vocabulary is short, since a head reads each byte once and only takes time.
     #[test]
     fn a_token_reads_hardly_more_than_it_must() {
         let dense = Shapes { n_vocab: 2048, ..MODELS[0] };

@@ -13,7 +13,7 @@ use crate::plan::N_TOKENS;
 struct Layer {
     name: &'static str,
     kind: OpKind,
-    /// Two heads that share their keys: as many cost in proportion.
+    /// Two heads that share their keys; the cost of more heads is proportional.
     shape: RecurrentShape,
     n_heads: usize,
 }
@@ -74,7 +74,7 @@ fn print(layer: &Layer, how: &str, scan_rows: usize) {
     let more = layer.n_heads as f64 / n_heads as f64;
     let loaded: u64 = counters.buffers.iter().filter(|b| !b.by_value).map(|b| b.read).sum();
     let products = counters.simdgroup.matrix_multiplies;
-    // One by one: the decay, what goes in, what comes out, and what the delta rule knows already.
+    // Products of one position: the decay, the update, the output, and the delta rule's prediction.
     let of_state = if layer.kind == OpKind::GatedDelta { 4 } else { 3 };
     let multiplied = match products {
         0 => (of_state * n_heads * rows * cols * N_TOKENS) as f64,

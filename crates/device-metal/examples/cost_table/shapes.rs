@@ -1,4 +1,4 @@
-//! Shapes of published models, and what others publish of their speed on an M4 Pro.
+//! Shapes of published models, and their published speed on an M4 Pro.
 
 /// Layers of one kind.
 pub struct Layers {
@@ -55,7 +55,7 @@ pub struct Shapes {
     pub sandwich: bool,
     /// Decode rates in tokens a second: the best published one, and llama.cpp's.
     pub decode: &'static str,
-    /// Tokens a second of a prompt of 512, and whose.
+    /// Published tokens a second of a prompt of 512 tokens, and the source.
     pub prefill: &'static str,
 }
 

@@ -38,7 +38,7 @@ struct Experts {
     up: Option<(WeightId, Activation)>,
     /// Weights of the experts' products, and the residual to which their sum is added.
     sum: Option<(ValueId, Option<ValueId>)>,
-    /// In the same dispatch, of one row.
+    /// The product runs in the same dispatch, for one row.
     beside: Option<Dense>,
     out: ValueId,
 }

@@ -119,7 +119,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         let (softcap, bests) = match when {
             When::Always => self.after_head(schedule, p),
             When::Short | When::Long => (None, false),
-            // Products run whatever is chosen.
+            // Products run for any choice of experts.
             When::Penalties
             | When::Masks
             | When::Best

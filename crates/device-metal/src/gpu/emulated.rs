@@ -43,8 +43,8 @@ pub struct Options {
     pub numerics: emulator::Numerics,
     /// A file of kernels, and the source that it has instead of its own: to see a defect found.
     pub replaced: Option<(&'static str, String)>,
-    /// A sanitizer, and the files whose kernels run under it: in a process of their own, where
-    /// nothing is counted and bindings have no limits.
+    /// A sanitizer, and the files whose kernels run under it: they run in a process of their own,
+    /// without counts and without limits of bindings.
     pub sanitized: Option<(emulator::Sanitizer, IsOf)>,
 }
 
@@ -129,7 +129,7 @@ type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
 /// The compiler and the libraries that it compiled.
 struct Shaders {
     compiler: emulator::Compiler,
-    /// A file whose source is another than the one that is built in.
+    /// A file whose source replaces the built-in one.
     replaced: Option<(&'static str, String)>,
     /// For the files that run under a sanitizer.
     sanitizing: Option<(emulator::Compiler, IsOf)>,
@@ -318,7 +318,7 @@ impl EmulatedGpu {
         Ok(EmulatedGpu { shaders, facts, order, run, pipelines, trace, queue })
     }
 
-    /// From now on, keep what every dispatch did.
+    /// Record the work of every dispatch from now on.
     pub fn start_trace(&self) {
         *lock(&self.trace) = Some(Vec::new());
     }
@@ -480,7 +480,7 @@ impl Gpu for EmulatedGpu {
         Some(EmulatedBuffer { buffer, _bytes: Some(bytes.clone()) })
     }
 
-    /// Nothing: what never runs is never compiled.
+    /// Does nothing, since each file is compiled when it first runs.
     fn prepare(&self, _kernels: &[&Request]) {}
 
     fn pipeline(&self, Request { kernel, constants, .. }: &Request) -> Result<EmulatedPipeline> {

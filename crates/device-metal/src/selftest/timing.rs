@@ -40,7 +40,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// For a GPU, or for the emulator, where only the way is what matters.
+    /// Repetitions for a GPU, or for the emulator, where the times do not matter.
     pub fn of(is_emulated: bool) -> Effort {
         match is_emulated {
             // The shape of a model of 0.6 billion weights.
@@ -224,7 +224,7 @@ pub struct Decoder<G: MetalGpu> {
 }
 
 impl<G: MetalGpu> Decoder<G> {
-    /// With the model's weights made.
+    /// Builds the model with its weights.
     ///
     /// # Errors
     /// The device refused.

@@ -59,7 +59,7 @@ fn decode_of_rows_of_several_sequences() {
     }
 }
 
-/// A head normalised and turned, in f64.
+/// Norm and RoPE of a head, in f64.
 fn turned(
     head: &[f32],
     weight: Option<&[f32]>,
@@ -189,7 +189,7 @@ fn norm_turn_write_and_attention_in_one() {
                 expected.extend(after.attend(row, head, &q, seen, &sinks));
             }
         }
-        // Scores of turned and weighted heads are larger.
+        // Scores of heads after RoPE and norm weights are larger.
         check(&format!("{shape:?} fused"), &outcome.floats(9), &expected, 4.0 * F32_BOUND);
         if splits == 1 {
             check(&format!("{shape:?} turned"), &of_queries.floats(9), &expected, 4.0 * F32_BOUND);

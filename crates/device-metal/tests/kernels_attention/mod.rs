@@ -1,5 +1,5 @@
-//! The attention kernels, through the emulator, against plain Rust in f64. Here stands what they
-//! share: the shapes, the cache of scattered pages, and the reference.
+//! The attention kernels, through the emulator, against plain Rust in f64. This file has their
+//! shapes, the cache of scattered pages, and the reference.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -164,7 +164,7 @@ impl Shape {
     }
 }
 
-/// Pages of several sequences, scattered; what no position was written to is NaN.
+/// Scattered pages of several sequences; bytes of unwritten positions are NaN.
 struct Cache {
     shape: Shape,
     pool: Vec<u8>,

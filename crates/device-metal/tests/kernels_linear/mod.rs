@@ -1,5 +1,5 @@
 //! The kernels that multiply with weights, through the emulator, against plain Rust in f64 over the
-//! codecs' values. Here stands what they share: the list of types, the reference and the launches.
+//! codecs' values. This file has the list of types, the reference and the launches.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 

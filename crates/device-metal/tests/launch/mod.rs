@@ -12,7 +12,7 @@ use metal_emulator::{
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// One dispatch, with everything that a host binds.
+/// One dispatch with its bindings.
 #[derive(Clone, Debug, Default)]
 pub struct Launch {
     pub file: &'static str,
@@ -233,9 +233,9 @@ enum Way {
     Sanitized(Sanitizer),
 }
 
-/// The compiler, one for all tests of a process: to find clang takes longer than a launch. Its
-/// cache is the device's own, so that a file is compiled once for all tests of all crates, and kept
-/// for the next run.
+/// The compiler for all tests of a process, since finding clang is slower than a launch. Its cache
+/// is the device's own, so that a file is compiled once for all tests of all crates, and kept for
+/// the next run.
 fn compiler(way: Way) -> Arc<Compiler> {
     static COMPILERS: Mutex<Vec<(Way, Arc<Compiler>)>> = Mutex::new(Vec::new());
     let mut compilers = COMPILERS.lock().unwrap_or_else(PoisonError::into_inner);
