@@ -500,7 +500,7 @@ pub fn check_stops(device: &dyn Device) -> Outcome {
         match result {
             Ok(()) => expect(bench.program.logits() == expected, || "a step that ran to its end".to_owned())?,
             Err(Error::Stopped { .. }) => {}
-            Err(error) => return Err(format!("a step that is stopped on its way: {error}")),
+            Err(error) => return Err(format!("a stopped step failed: {error}, expected the error Stopped")),
         }
         bench.run(&step)?;
         expect(bench.program.logits() == expected, || {

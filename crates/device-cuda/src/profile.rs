@@ -94,8 +94,8 @@ pub struct Profile {
     pub chained_steps: usize,
     /// Maximum number of bytes of weights that a launch of several steps reads.
     pub chained_bytes: u64,
-    /// Maximum number of bytes of packed weights that a token reads with which a persistent kernel
-    /// was measured to be faster than a launch for each unit.
+    /// Maximum number of bytes of packed weights that a token reads in a persistent kernel. With
+    /// more bytes, a launch for each unit was measured to be faster.
     pub most_persistent: u64,
     /// Like [`Self::most_persistent`], for plans with F16 or BF16 matrices.
     pub most_halves: u64,

@@ -171,34 +171,34 @@ pub trait Machine: Sized + Send {
     /// Pages that have memory.
     fn committed(&self) -> &CommittedPages;
 
-    /// As [`device::Program::commit`].
+    /// Commits pages, as [`device::Program::commit`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method of `Program`.
     fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()>;
 
-    /// As [`device::Program::decommit`]; nothing runs.
+    /// Decommits pages, as [`device::Program::decommit`] does, while nothing runs.
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method of `Program`.
     fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()>;
 
-    /// As [`device::Program::copy_page`].
+    /// Copies a page, as [`device::Program::copy_page`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method of `Program`.
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()>;
 
-    /// As [`device::Program::read_page`].
+    /// Reads a page, as [`device::Program::read_page`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method of `Program`.
     fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()>;
 
-    /// As [`device::Program::write_page`].
+    /// Writes a page, as [`device::Program::write_page`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method of `Program`.
     fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()>;
 
     /// Compiles a program of other plans while this one exists. The new program will adopt the

@@ -84,7 +84,7 @@ pub struct Replayer<G: Gpu> {
     /// Pipelines of `kernels`, compiled when a step first needs them.
     pipelines: Vec<OnceLock<G::Pipeline>>,
     pools: Pools<G>,
-    /// In the order of [`ARENA`] and its siblings, then the weights.
+    /// All buffers, in the order of [`ARENA`] and its siblings, then the weights.
     buffers: Vec<G::Buffer>,
     step: StepLayout,
     long: usize,

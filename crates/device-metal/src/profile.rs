@@ -75,11 +75,11 @@ pub struct Profile {
 
 /// Choices that differ between GPU families.
 struct Family {
-    /// Apple's number of the first that is so.
+    /// Apple's number of the first GPU family with these values.
     number: u32,
-    /// As [`Profile::gemv_simdgroups`], for each core.
+    /// Like [`Profile::gemv_simdgroups`], for each core.
     gemv_simdgroups: u32,
-    /// As [`Profile::merged_simdgroups`].
+    /// Value of [`Profile::merged_simdgroups`].
     merged_simdgroups: u32,
 }
 
@@ -136,7 +136,7 @@ impl Profile {
         }
     }
 
-    /// As `ingle metal-selftest --chip-profile` reads it: TOML, one field a line.
+    /// Prints the profile as TOML, one field a line, for `ingle metal-selftest --chip-profile`.
     pub fn to_text(&self) -> String {
         let rules: Vec<String> = self.rules.iter().map(|rule| format!("\"{}\"", rule.kind)).collect();
         let mut text = format!("# {}\nrules = [{}]\n", self.chip, rules.join(", "));

@@ -52,7 +52,7 @@ pub struct WeightPlan {
     segments: Vec<Segment>,
     /// Segment of each view, and its offset there.
     in_place: HashMap<Key, (usize, usize)>,
-    /// In the order of their copies, with their offsets.
+    /// Copied weights in the order of their copies, with their offsets.
     copied: Vec<(Bytes, usize)>,
     copied_bytes: usize,
 }

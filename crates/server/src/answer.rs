@@ -43,16 +43,16 @@ pub enum Delta {
         /// Name of the function.
         name: String,
     },
-    /// More of a call's arguments, JSON text.
+    /// A further piece of a call's arguments, JSON text.
     CallArguments {
-        /// As in `CallBegin`.
+        /// Index of the call, as in `CallBegin`.
         index: usize,
         /// More text.
         text: String,
     },
     /// A call's arguments are complete.
     CallEnd {
-        /// As in `CallBegin`.
+        /// Index of the call, as in `CallBegin`.
         index: usize,
     },
     /// Tokens of the prompt except its first, with log-probabilities, in order. Comes before

@@ -226,7 +226,7 @@ impl Default for GenerateOptions {
 pub enum KeepAlive {
     /// This long; zero unloads it at once.
     For(Duration),
-    /// Until memory is short.
+    /// The model stays loaded until memory is short.
     Always,
 }
 

@@ -33,7 +33,7 @@ pub struct Experts {
 /// A model's shapes.
 #[derive(Clone, Copy)]
 pub struct Shapes {
-    /// As it is published.
+    /// Published name of the model.
     pub name: &'static str,
     /// Columns of the residual stream.
     pub hidden: usize,

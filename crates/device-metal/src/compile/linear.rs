@@ -49,7 +49,7 @@ struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
-    /// Nothing before or after it.
+    /// A projection without a norm before it or an operation after it.
     fn new(x: ValueId, matrices: &'a [MatrixOf]) -> Product<'a> {
         Product {
             x,
@@ -96,7 +96,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         let schedule = self.schedule(p.x);
         let join = self.join.take();
         let when = match self.merged_projection(p)? {
-            // In all others.
+            // A merged projection runs in steps with a long sequence, this one in all others.
             Some(When::Long) => When::Short,
             Some(_) => return Ok(()),
             None => When::Always,

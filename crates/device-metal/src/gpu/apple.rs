@@ -368,7 +368,7 @@ impl AppleGpu {
         })
     }
 
-    /// From macOS 15 on.
+    /// True from macOS 15 on.
     fn compile_options_have_math_mode(&self) -> bool {
         MTLCompileOptions::new().respondsToSelector(sel!(setMathMode:))
     }

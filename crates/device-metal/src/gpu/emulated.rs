@@ -131,7 +131,7 @@ struct Shaders {
     compiler: emulator::Compiler,
     /// A file whose source replaces the built-in one.
     replaced: Option<(&'static str, String)>,
-    /// For the files that run under a sanitizer.
+    /// Compiler for the files that run under a sanitizer.
     sanitizing: Option<(emulator::Compiler, IsOf)>,
     libraries: Libraries<emulator::Library>,
 }

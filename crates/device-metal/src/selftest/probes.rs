@@ -37,7 +37,8 @@ fn inputs() -> [f32; 16] {
     inputs
 }
 
-/// In the order of the kernel's outputs: what, expected, ulp, needed.
+/// Probes in the order of the kernel's outputs: name, expected value, ulp, and true if it is
+/// needed.
 fn expected() -> [(&'static str, f32, u32, bool); 16] {
     let third = 1.0f32 / 3.0;
     let row: f32 = (0..8).map(|k| (1 + 8 * k) as f32 * k as f32).sum();

@@ -22,11 +22,11 @@ const PROMPT_ROWS_DECAY: f64 = 15.0 / 16.0;
 /// Limits on the time between two tokens of an answer, and the times of steps that were measured.
 #[derive(Debug)]
 pub(super) struct Pacing {
-    /// As [`LoadOptions::token_latency`].
+    /// Value of [`LoadOptions::token_latency`].
     token_latency: Option<Duration>,
-    /// As [`LoadOptions::latency_steps`].
+    /// Value of [`LoadOptions::latency_steps`].
     latency_steps: Option<f64>,
-    /// As [`LoadOptions::least_latency`].
+    /// Value of [`LoadOptions::least_latency`].
     least_latency: Duration,
     /// Bytes of the model's weights; 0: not known.
     pub(super) weight_bytes: u64,

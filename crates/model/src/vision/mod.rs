@@ -106,7 +106,7 @@ pub struct VisionStage {
 pub struct VisionPlans {
     /// Stages of the tower, in order.
     pub stages: Vec<VisionStage>,
-    /// From joined patches to rows of the text.
+    /// The plan from joined patches to rows of the text.
     pub projector: Plan,
     /// Projector of each tap.
     pub taps: Vec<Plan>,

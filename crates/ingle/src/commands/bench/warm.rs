@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Largest relative difference of two steady runs.
 const STEADY: f64 = 0.05;
 
-/// Most warm-up runs.
+/// Maximum number of warm-up runs.
 const MOST_RUNS: usize = 12;
 
 /// No warm-up run starts after this time.

@@ -27,13 +27,13 @@ pub(in crate::answer) struct TaggedReader {
 
 #[derive(Clone, Debug)]
 enum TaggedPlace {
-    /// Before a call, or before the closing mark.
+    /// The text is before a call, or before the closing mark.
     Between,
-    /// Within the name.
+    /// The text is within the name.
     Name,
-    /// Within the marks after the name.
+    /// The text is within the marks after the name.
     AfterName,
-    /// Before a parameter, or before the call's end.
+    /// The text is before a parameter, or before the call's end.
     Parameters,
     /// Within a key.
     Key(String),
