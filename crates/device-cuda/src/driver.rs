@@ -117,7 +117,7 @@ pub struct Context {
     context: sys::CUcontext,
     stream: sys::CUstream,
     facts: Facts,
-    /// The reason why the GPU is lost, if it is. Nothing may wait for a lost GPU.
+    /// The reason for the loss of the GPU, if there is one. Nothing may wait for a lost GPU.
     lost: OnceLock<String>,
 }
 

@@ -46,7 +46,7 @@ pub trait Buffer: Send + Sync {
     /// The address by which kernels reach it through a pointer in memory.
     fn address(&self) -> u64;
 
-    /// Returns true if it has no bytes.
+    /// Returns true if the buffer has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

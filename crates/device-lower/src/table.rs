@@ -286,9 +286,9 @@ pub struct NewCommand<'a> {
     pub parameters: &'a [u8],
     /// Regions that it reads and other commands write.
     pub reads: &'a [Region],
-    /// Regions that it writes.
+    /// Regions that the command writes.
     pub writes: &'a [Region],
-    /// Values that it writes.
+    /// Values that the command writes.
     pub values: &'a [ValueId],
     /// Threadgroups.
     pub grid: [Extent; 3],

@@ -375,9 +375,9 @@ pub trait Program: Send {
         Err(pages_stay())
     }
 
-    /// Replaces the compiled plans by these, of which there may be more or fewer. They have the
-    /// same KV layout and fit the limits: pages and states stay as they are, and weights that both
-    /// have are not loaded again. The choices of the last step may be lost.
+    /// Replaces the compiled plans by `plans`; their number may differ. New plans have the same KV
+    /// layout and fit the limits: pages and states stay as they are, and weights that both have are
+    /// not loaded again. The choices of the last step may be lost.
     ///
     /// # Errors
     /// A step is in flight or in the background, memory was refused, or the device cannot replace

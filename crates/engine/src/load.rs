@@ -468,7 +468,7 @@ impl Model {
         self.plan.value(self.plan.output).cols
     }
 
-    /// The tokenizer, if there is one; built now if it was not used before.
+    /// The tokenizer, if there is one; the first call builds it.
     ///
     /// # Errors
     /// The vocabulary is broken, or the tokenizer's folder has none.

@@ -116,7 +116,7 @@ fn fetch_part(
     Ok(())
 }
 
-/// Checks length and hash of a wheel, and removes it if they are wrong.
+/// Checks length and hash of a wheel, and removes a wrong wheel.
 fn check_wheel(part: &WheelPart, path: &Path) -> Result<()> {
     let length = fs::metadata(path).map_err(|e| Error::io(path, "reading", e))?.len();
     let name = part.wheel.clone();

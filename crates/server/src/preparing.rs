@@ -103,7 +103,7 @@ fn n_processors() -> usize {
     std::thread::available_parallelism().map_or(2, NonZero::get).max(2)
 }
 
-/// Marks the work as unwanted when it is dropped.
+/// Marks the work as unwanted on drop.
 struct Unwanted(Arc<AtomicBool>);
 
 impl Drop for Unwanted {

@@ -40,7 +40,8 @@ struct Pair {
     rank: u32,
     left: u32,
     right: u32,
-    /// Bytes of both symbols when the pair was pushed; another length now means that it is stale.
+    /// Bytes of both symbols when the pair was pushed; another length now means that the pair is
+    /// stale.
     len: u32,
     id: u32,
 }

@@ -12,7 +12,7 @@ const MAX_TOKEN: usize = 4096;
 pub(crate) enum By {
     /// Their text in the file, in which U+2581 is a space.
     Text,
-    /// The bytes that they stand for.
+    /// The bytes of the tokens.
     Bytes,
 }
 

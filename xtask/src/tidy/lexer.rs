@@ -20,7 +20,7 @@ pub enum Kind {
 pub struct Token<'a> {
     pub kind: Kind,
     pub text: &'a str,
-    /// The line on which it begins, from 1.
+    /// The line on which the token begins, from 1.
     pub line: usize,
 }
 

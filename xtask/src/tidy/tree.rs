@@ -47,7 +47,7 @@ impl File {
         self.path.ancestors().find(|folder| folder.parent() == Some(Path::new("crates")))
     }
 
-    /// True if it is compiled only for tests, benchmarks or examples.
+    /// True if the file is compiled only for tests, benchmarks or examples.
     pub fn is_test(&self) -> bool {
         let folders = ["tests", "benches", "examples", "bench", "emulator"];
         self.path.iter().any(|part| folders.iter().any(|folder| part == *folder))

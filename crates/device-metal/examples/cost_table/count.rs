@@ -37,7 +37,7 @@ pub struct Cost {
     pub read: f64,
     /// Bytes of device memory that each dispatch writes, each byte counted once.
     pub written: f64,
-    /// Bytes that it loads, again each time.
+    /// Bytes that the dispatch loads, repeated loads included.
     pub loaded: f64,
     /// Every weight that is needed once, keys and values once.
     pub least: f64,

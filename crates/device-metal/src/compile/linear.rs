@@ -44,7 +44,7 @@ struct Product<'a> {
     bests: bool,
     /// The join that computes the row x.
     join: Option<Join>,
-    /// Steps in which it runs.
+    /// Steps in which the product runs.
     when: When,
 }
 

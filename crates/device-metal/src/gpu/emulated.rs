@@ -64,7 +64,7 @@ impl Options {
     }
 }
 
-/// A buffer, and the bytes that it is a view of.
+/// A buffer, and the bytes of which the buffer is a view.
 pub struct EmulatedBuffer {
     buffer: emulator::Buffer,
     _bytes: Option<Bytes>,
@@ -231,7 +231,7 @@ struct Work {
 struct Submitted {
     /// `None`: it has run.
     work: Mutex<Option<Work>>,
-    /// Seconds that it took, or the error's text.
+    /// Seconds of the submission, or the error's text.
     ended: OnceLock<std::result::Result<f64, String>>,
 }
 

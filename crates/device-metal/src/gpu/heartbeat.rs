@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Time between two beats.
 pub const PERIOD: Duration = Duration::from_millis(400);
 
-/// Time after the last use during which it beats.
+/// Time after the last use during which the thread calls `beat`.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
 struct State {

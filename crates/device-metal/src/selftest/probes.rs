@@ -13,7 +13,7 @@ pub struct Probed {
     pub what: &'static str,
     /// The bits that it has where a GPU calculates as the kernels need it.
     pub expected: u32,
-    /// Units in the last place that it may be off.
+    /// Allowed error of the value in units in the last place.
     pub ulp: u32,
     /// True if kernels depend on it; otherwise it is only reported.
     pub is_needed: bool,

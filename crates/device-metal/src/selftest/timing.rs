@@ -382,8 +382,8 @@ const FIELDS: [Field; 14] = [
     ("scan_rows", Judge::Scan, |p| with(p, &[12, usize::MAX], |p, n| p.scan_rows = n)),
 ];
 
-/// Search over the fields of a profile, each judged by the steps that it matters to. `tell` hears
-/// of each that was tried, with its tokens or rows per second; false ends the search. The best
+/// Search over the fields of a profile; the time of the steps that a field affects decides. `tell`
+/// is called after each trial, with its tokens or rows per second; false ends the search. The best
 /// profile, and its tokens per second.
 ///
 /// # Errors

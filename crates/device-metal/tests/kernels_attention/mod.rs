@@ -111,7 +111,7 @@ impl Shape {
         self.layer_bytes().next_multiple_of(16)
     }
 
-    /// Positions that a row at `position` sees whose span has these.
+    /// Positions of a span that its row at `position` sees.
     fn seen(&self, position: usize, span: Range<usize>) -> Range<usize> {
         let first = match self.window {
             Some(window) if self.chunked => position / window * window,

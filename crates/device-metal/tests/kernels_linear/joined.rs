@@ -61,7 +61,7 @@ impl Branch {
         launch
     }
 
-    /// Sum and normalised sum that it makes.
+    /// Sum and normalised sum of the branches.
     fn joined(&self, threads: usize) -> (Vec<f32>, Option<Vec<f32>>) {
         let out = self.alone(threads).run();
         (out.floats(3), self.norm.as_ref().map(|_| out.floats(13)))

@@ -146,7 +146,7 @@ impl Launch {
         self.run_own(Way::Sanitized(sanitizer), source)
     }
 
-    /// Run the file's own kernel under a sanitizer, without the others.
+    /// Runs only the file's own kernel under a sanitizer.
     pub fn sanitize_file(&self, sanitizer: Sanitizer) -> Outcome {
         let compiler = compiler(Way::Sanitized(sanitizer));
         match compiler.compile_function(self.file, source(self.file), HEADERS, &self.function) {

@@ -67,7 +67,7 @@ pub(crate) struct Account {
     pub(super) booked: AtomicU64,
     /// Bytes that its sequences use up in a second.
     pub(super) growth: AtomicU64,
-    /// Maximum number of bytes that it may hold; `u64::MAX`: it need not release anything.
+    /// Maximum number of bytes that the account may hold; `u64::MAX`: no limit.
     pub(super) target: AtomicU64,
 }
 

@@ -544,7 +544,7 @@ enum Action {
     Remember {
         slot: usize,
     },
-    /// Share the first `len` positions of a slot, if they are there, with another that is empty.
+    /// Share the first `len` positions of a slot, if present, with an empty slot.
     Fork {
         from: usize,
         to: usize,

@@ -72,7 +72,7 @@ impl SpeculateArgs {
 pub enum SpeculateName {
     /// Never
     Off,
-    /// If measurements say that it pays
+    /// If measurements say that draft tokens pay
     Auto,
     /// Whenever the text repeats itself
     Ngram,

@@ -36,7 +36,7 @@ pub fn until_steady(run: &mut dyn FnMut() -> anyhow::Result<f64>) -> anyhow::Res
 mod tests {
     use super::*;
 
-    /// Number of runs if they take these seconds, and then always the last of them.
+    /// Number of runs with these times in seconds; later runs take the last of the times.
     fn runs(seconds: &[f64]) -> usize {
         let mut n = 0;
         until_steady(&mut || {

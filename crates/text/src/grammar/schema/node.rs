@@ -144,7 +144,8 @@ pub(super) struct Node {
     pub(super) any: Vec<Vec<Id>>,
     /// Path in the user's schema, as a JSON pointer.
     pub(super) place: String,
-    /// True if it has restrictions that a [`Node`] cannot express, so its negation is unknown.
+    /// True if the schema has restrictions that a [`Node`] cannot express, so its negation is
+    /// unknown.
     pub(super) is_partial: bool,
 }
 

@@ -241,7 +241,7 @@ impl Compiler {
         Ok(others)
     }
 
-    /// Nodes of a property that matches these patterns and no others.
+    /// Nodes of a property that matches the given patterns and no others.
     fn ids_of_others(&self, set: &[Held], patterns: &[(usize, Rx)], chosen: &[usize]) -> Vec<Id> {
         let mut ids = Vec::new();
         let has_additional = set.iter().any(|held| self.node(*held).additional.is_some());
