@@ -110,8 +110,8 @@ fn check(device: &dyn Device, plan: &Plan, limits: &Limits) -> Outcome {
         run(program.as_mut(), step, &mut expected)?;
     }
 
-    // One part after each step, then all that remain. Before, `n_abandoned` parts of a step that is
-    // abandoned.
+    // Computes one part after each step, then all remaining parts. Before that, `n_abandoned` parts
+    // of an abandoned step run.
     for n_abandoned in [None, Some(0), Some(3)] {
         let (mut program, mut found) = (new()?, Logits::new());
         let program = program.as_mut();

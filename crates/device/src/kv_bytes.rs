@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    /// No other scale of those tried has a smaller error, and none makes a number overflow.
+    /// The chosen scale has the smallest error of all candidates, and none overflows a number.
     #[test]
     fn the_scale_is_the_best_of_those_tried() {
         let (mut searched, mut plain) = (0.0, 0.0);

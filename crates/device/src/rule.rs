@@ -35,7 +35,7 @@ pub enum FusedKind {
 pub struct PatternPart {
     /// The kind of Op.
     pub kind: OpKind,
-    /// Fewest times in a row.
+    /// Minimum times in a row.
     pub min: u8,
     /// Maximum times in a row.
     pub max: u8,

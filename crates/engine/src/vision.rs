@@ -336,7 +336,7 @@ impl Vision {
         Ok(rows)
     }
 
-    /// Run a plan of the tower over spans with these numbers of rows. Returns all rows of its
+    /// Run a plan of the tower over spans with the given numbers of rows. Returns all rows of its
     /// result.
     fn run(&mut self, plan: usize, input: &[f32], spans: &[usize]) -> Result<Vec<f32>> {
         let Some((_, program)) = &mut self.program else { return Ok(Vec::new()) };

@@ -26,11 +26,11 @@ pub enum ErrorKind {
     Invalid,
     /// Prompt and answer are longer than the context.
     ContextLength,
-    /// No key, or an unknown one.
+    /// The request has no key, or an unknown one.
     Unauthorized,
     /// A known key that may not do this.
     Forbidden,
-    /// No such model, response or path.
+    /// The model, response or path does not exist.
     NotFound,
     /// The path exists, for other methods.
     MethodNotAllowed,

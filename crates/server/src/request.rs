@@ -224,7 +224,7 @@ impl Default for GenerateOptions {
 /// Time that an idle model stays loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeepAlive {
-    /// This long; zero unloads it at once.
+    /// The model stays loaded for this time; zero unloads it at once.
     For(Duration),
     /// The model stays loaded until memory is short.
     Always,

@@ -251,8 +251,8 @@ impl Tokenizer {
         self.vocabulary.len()
     }
 
-    /// Number of tokens whose text an earlier token has. Encoding never produces them; they decode
-    /// like the earlier ones.
+    /// Number of tokens with the text of an earlier token. Encoding never produces them; they
+    /// decode like the earlier ones.
     pub fn n_repeated(&self) -> usize {
         self.vocabulary.n_repeated()
     }

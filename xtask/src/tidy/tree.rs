@@ -67,7 +67,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// The sources below `root`, without fixtures and what is built.
+    /// The sources below `root`, without fixtures and build outputs.
     ///
     /// # Errors
     ///

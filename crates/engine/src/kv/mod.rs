@@ -207,7 +207,7 @@ impl KvCache {
         (pool.n_pages() - pool.n_free(), pool.n_pages())
     }
 
-    /// Set the most bytes of pages to hold. Pages beyond it are freed as others are taken.
+    /// Set the maximum bytes of pages. Pages beyond it are freed when new pages are allocated.
     pub fn set_budget(&mut self, bytes: u64) {
         self.budget = bytes;
     }

@@ -1,5 +1,5 @@
-//! Pacing: how long a step may take beside answers, from measured times of steps, and how many rows
-//! of a prompt that allows.
+//! Pacing: the time limit of a step beside answers, and the number of prompt rows within it, from
+//! measured times.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ struct AnswerStep {
 }
 
 impl Pacing {
-    /// Pacing by these options, with nothing measured.
+    /// Pacing by these options, without measurements.
     pub(super) fn new(options: &LoadOptions) -> Pacing {
         Pacing {
             token_latency: options.token_latency,

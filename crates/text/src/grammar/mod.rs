@@ -28,7 +28,8 @@ pub use triggers::{MAX_TRIGGER, MAX_TRIGGERS, Trigger, Triggers};
 /// needs memory.
 const STACK: usize = 256 << 20;
 
-/// Most Earley items of one place: the choices and properties of the largest schema, twice.
+/// Maximum number of Earley items of one place: twice the choices and properties of the largest
+/// schema.
 const MAX_ITEMS: usize = 20_000;
 
 /// Maximum number of lines with a colon in a Lark grammar, an upper bound of its rules. [`STACK`]

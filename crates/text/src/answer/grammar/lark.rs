@@ -10,7 +10,7 @@ use crate::{Grammar, Prepared, Tokenizer};
 /// Optional white space between two marks.
 pub(super) const WHITE: &str = "/[ \\t\\r\\n]{0,32}/";
 
-/// Any text without special tokens, up to what follows.
+/// Any text without special tokens, up to the next element.
 pub(super) const ANYTHING: &str = "/(?s:.*)/";
 
 /// Maximum number of members whose presence a rule counts; llguidance's parameters have 64 bits.
