@@ -34,7 +34,7 @@ pub struct InFlight<T> {
 /// The last step that was waited for, or the last [`device::Program::run_until`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
-    /// Its ticket; `None`: it chose nothing.
+    /// The step's ticket; `None`: the step chose nothing.
     pub ticket: Option<u64>,
     /// Index of its plan.
     pub plan: usize,

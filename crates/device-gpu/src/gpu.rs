@@ -37,10 +37,11 @@ pub struct Common {
 
 /// Memory that the GPU reaches.
 pub trait Buffer: Send + Sync {
-    /// Its length in bytes.
+    /// The buffer's length in bytes.
     fn len(&self) -> usize;
 
-    /// Its first byte, for the CPU. The memory lives as long as the buffer and is never moved.
+    /// The buffer's first byte, for the CPU. The memory lives as long as the buffer and is never
+    /// moved.
     fn start(&self) -> *mut u8;
 
     /// The address by which kernels reach it through a pointer in memory.
@@ -71,9 +72,9 @@ pub fn write<T: bytemuck::Pod>(buffer: &impl Buffer, offset: usize, values: &[T]
 pub struct Window {
     /// Index of the buffer.
     pub buffer: u16,
-    /// Offset of its first byte in the buffer.
+    /// Offset of the range's first byte in the buffer.
     pub start: u64,
-    /// Its length in bytes.
+    /// The range's length in bytes.
     pub len: u64,
 }
 
@@ -162,7 +163,7 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// Allocates zeroed memory.
     ///
     /// # Errors
-    /// It was refused.
+    /// The system refused the memory.
     fn allocate(&self, memory: Memory, what: &str, bytes: usize) -> Result<Self::Buffer>;
 
     /// A buffer over bytes of a mapped file, without a copy. `None` if that is not possible: bytes

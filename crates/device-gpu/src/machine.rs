@@ -21,11 +21,11 @@ pub enum HostPart {
 /// Rows of a value of a step that the host reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResultPart {
-    /// Their offset in the arena, in bytes.
+    /// The rows' offset in the arena, in bytes.
     pub offset: usize,
-    /// Their bytes.
+    /// Number of the rows' bytes.
     pub bytes: usize,
-    /// Their offset among the results, where a machine copies them.
+    /// The rows' offset among the results, if the machine copies them.
     pub at: usize,
 }
 

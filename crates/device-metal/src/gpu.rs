@@ -86,7 +86,7 @@ pub const SIMD_WIDTH: u32 = 32;
 pub struct Request {
     /// The function.
     pub kernel: Kernel,
-    /// Its function constants.
+    /// The pipeline's function constants.
     pub constants: Vec<(u16, Constant)>,
     /// Threads of its threadgroups, at most.
     pub threads: u32,

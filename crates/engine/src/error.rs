@@ -171,7 +171,7 @@ pub enum Error {
     TokenOutOfRange {
         /// The token id.
         token: u32,
-        /// Its position in the prompt.
+        /// The token's position in the prompt.
         position: usize,
         /// Size of the vocabulary.
         n_vocab: usize,

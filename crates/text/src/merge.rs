@@ -20,7 +20,7 @@ pub(crate) struct Symbol {
     pub(crate) start: u32,
     /// Length in bytes; 0 once it was merged into its left neighbour.
     pub(crate) len: u32,
-    /// Its token, or [`NO_TOKEN`].
+    /// The symbol's token, or [`NO_TOKEN`].
     pub(crate) id: u32,
     prev: u32,
     next: u32,

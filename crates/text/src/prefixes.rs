@@ -10,7 +10,7 @@ const MAX_TOKEN: usize = 4096;
 /// Comparison of tokens with text.
 #[derive(Clone, Copy)]
 pub(crate) enum By {
-    /// Their text in the file, in which U+2581 is a space.
+    /// The tokens' text in the file, in which U+2581 is a space.
     Text,
     /// The bytes of the tokens.
     Bytes,

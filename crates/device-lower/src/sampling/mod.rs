@@ -40,7 +40,7 @@ use top_p::TopP;
 pub struct Candidate {
     /// Token id.
     pub id: u32,
-    /// Its logit after the stages so far.
+    /// The token's logit after the stages so far.
     pub logit: f32,
 }
 

@@ -119,7 +119,7 @@ pub struct Traced {
     pub threadgroups: [u32; 3],
     /// True if a barrier precedes it.
     pub after_barrier: bool,
-    /// Its memory accesses and operations.
+    /// Memory accesses and operations of the dispatch.
     pub counters: emulator::Counters,
 }
 

@@ -32,7 +32,7 @@ struct Listed {
 /// Properties that are not listed.
 struct Other {
     key: RulePart,
-    /// Their names; by default any name that is not listed.
+    /// The members' names; by default any name that is not listed.
     names: Rx,
     value: RulePart,
 }
