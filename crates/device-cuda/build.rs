@@ -1,6 +1,6 @@
-//! Generates the host's view of the kernels: their argument structs and constants, translated from
-//! the headers that define them; their sources, for the compiler at run time; and, if `cargo xtask
-//! cuda-kernels` has made it, the archive of compiled kernels.
+//! Generates the host's view of the kernels. It has their argument structs and constants,
+//! translated from headers, and their sources, for the compiler at run time. There is also, if
+//! `cargo xtask cuda-kernels` has made it, the archive of compiled kernels.
 
 #[path = "src/persistent/general.rs"]
 mod general;

@@ -1,11 +1,11 @@
 //! Repairs of a file before the decoders read it.
 //!
 //! A recorder that writes to a pipe, or is killed, leaves a WAV header without lengths. Files write
-//! "unknown" in many ways: zeros, the largest number of 31 or 32 bits with or without the header's
-//! bytes, or a file length that contradicts the number of samples. In all cases the samples end at
-//! the end of the file. So the header is read here, and the decoders get a header with the true
-//! length. AIFF files have the same fault, and OGG files may be cut; their repairs are in
-//! submodules.
+//! "unknown" in many ways. Examples are zeros, the largest number of 31 or 32 bits with or without
+//! the header's bytes, or a file length that contradicts the number of samples. In all cases the
+//! samples end at the end of the file. So the header is read here, and the decoders get a header
+//! with the true length. AIFF files have the same fault, and OGG files may be cut; their repairs
+//! are in submodules.
 //!
 //! An MP4 or AIFF file from a pipe is held in memory. Most MP4 files have their index at the end,
 //! and the decoders need every length of an AIFF file.

@@ -6,8 +6,8 @@
 //! kHz passes flat, 7.75 kHz is 6 dB down, and nothing above 8 kHz folds back.
 //!
 //! If the rates are in the ratio of small integers (all common ones are), each output sample is on
-//! one of the filter's precomputed phases, one dot product per sample. Other rates interpolate
-//! cubically between the phases. 16 kHz passes through untouched, bit for bit.
+//! a precomputed phase of the filter, one dot product per sample. Other rates interpolate cubically
+//! between the phases. 16 kHz passes through untouched, bit for bit.
 //!
 //! Output sample 0 coincides with input sample 0: the filter's delay is removed, and n samples of
 //! input give round(n * 16000 / rate) of output.

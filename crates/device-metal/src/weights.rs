@@ -164,7 +164,7 @@ impl WeightPlan {
             let copies = gpu.allocate(Memory::Device, "weights, copied", self.copied_bytes)?;
             for (view, offset) in &self.copied {
                 // SAFETY: `copied_bytes` is the sum of all copies, so that each has its own range
-                // of the buffer; the buffer was just allocated, so nothing else reads or writes it.
+                // of the buffer. The buffer was just allocated, so nothing else reads or writes it.
                 unsafe {
                     std::ptr::copy_nonoverlapping(view.as_ptr(), copies.start().add(*offset), view.len());
                 }
@@ -199,9 +199,9 @@ impl Weights {
 /// memory holds a query's terms.
 const MOST_BIASED_COLUMNS: usize = 256;
 
-/// Tables for kernels: the offsets of codes, scales and biases of the matrices of each stack of
-/// experts; the heads of each CrossScores; and the constant terms that stored keys of a layer lack
-/// (`kernels/key_bias.h`).
+/// Tables for kernels. They have the offsets of codes, scales and biases of the matrices of each
+/// stack of experts, and the heads of each CrossScores. They also have the constant terms that
+/// stored keys of a layer lack (`kernels/key_bias.h`).
 #[derive(Default)]
 pub struct LookupTables {
     /// Index of the first entry of a stack, by plan and weight.

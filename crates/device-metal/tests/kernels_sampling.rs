@@ -78,8 +78,9 @@ fn expected(logits: &[f32], params: &Sampling) -> Option<u32> {
     Chooser::new(logits.len()).choose(logits, &want, &Step::default(), std::iter::empty()).token
 }
 
-/// Logits of one of several kinds: like a model's; few distinct ones; all equal; some NaN;
-/// neighbours that a division makes equal; flat, so that no list has the nucleus.
+/// Logits of one of several kinds. They are like a model's, few distinct ones, all equal, or partly
+/// NaN. Others are neighbours that a division makes equal, or flat, so that no list has the
+/// nucleus.
 fn logits(rng: &mut Rng, n: usize, kind: usize) -> Vec<f32> {
     let uniform = |rng: &mut Rng| (rng.bits() >> 40) as f32 / (1u64 << 24) as f32;
     (0..n)

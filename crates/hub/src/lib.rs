@@ -14,7 +14,7 @@
 //! Invariants:
 //!
 //! - **A file gets its final name once it is complete and its hash is right.** Until then it has a
-//!   temporary name, so a file under its final name is safe to use. An interrupted download is
+//!   temporary name. So a file under its final name is safe to use. An interrupted download is
 //!   resumed.
 //! - **The token is sent to the hub only.** Redirects are followed by hand; a different scheme,
 //!   host or port is a different origin.

@@ -5,8 +5,8 @@
 //! antialiased resizing of bytes, so that a model reads the numbers that it was trained with. Files
 //! are untrusted: sizes are checked before memory is allocated.
 //!
-//! The types of the recipe and of the result live in `model`: it reads the recipe from the
-//! checkpoint, and the engine accepts images without the decoders of this crate.
+//! The types of the recipe and of the result live in `model`, which reads the recipe from the
+//! checkpoint. The engine accepts images without the decoders of this crate.
 #![deny(missing_docs)]
 
 mod colours;

@@ -212,9 +212,9 @@ fn measure(s: &Shapes, layers: &[&Layers], rows: Rows) -> Cost {
     dispatches.into_iter().fold(least, |sum, (_, cost)| sum.plus(cost))
 }
 
-/// Counts of a whole model: those of a model with one layer of each kind, plus the cost of one
-/// layer times the number of further layers of its kind. Beside, the dispatches that one more adds.
-/// (What has no layers says less: what a layer leaves to the next one is done by the head there.)
+/// Counts of a whole model. To the counts of one layer of each kind, it adds the cost of one layer
+/// for each further layer of its kind. Beside, the dispatches that one more adds. (What has no
+/// layers says less: what a layer leaves to the next one is done by the head there.)
 pub fn whole(s: &Shapes, rows: Rows) -> (Cost, Vec<f64>) {
     let kinds: Vec<&Layers> = s.layers.iter().collect();
     let one_each = measure(s, &kinds, rows);

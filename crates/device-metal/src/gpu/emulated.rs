@@ -200,8 +200,8 @@ struct Waiting {
     threads: [u32; 3],
 }
 
-// SAFETY: the addresses are of buffers, which may be used from any thread, and which live until the
-// ticket of the submission is dropped: that runs what is left of it.
+// SAFETY: the addresses are of buffers, which any thread may use. They live until the ticket of the
+// submission is dropped, and the drop runs the rest of the submission.
 unsafe impl Send for Waiting {}
 
 /// A buffer that dispatches reach through addresses.

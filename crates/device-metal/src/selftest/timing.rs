@@ -1,6 +1,6 @@
-//! Timings: many repetitions in one command buffer, over matrices that no cache holds; what
-//! dispatches, barriers and command buffers cost; steps of a whole model; and a search over the
-//! fields of a profile.
+//! Timings of kernels, by many repetitions in one command buffer over matrices that no cache holds.
+//! Other timings are of dispatches, barriers, command buffers and steps of a whole model. A search
+//! goes over the fields of a profile.
 
 use super::{model_of, product};
 use crate::arguments::PeakArguments;
@@ -103,9 +103,9 @@ pub fn time_product<G: MetalGpu>(
     Ok((seconds, commands[index].weight_bytes))
 }
 
-/// Seconds of a dispatch that does next to nothing: without a barrier; with one; in a command
-/// buffer of its own that follows the previous one as steps in flight do (tracked hazards or a
-/// fence, see `--metal-encoder` says), and in one that is waited for.
+/// Seconds of a nearly empty dispatch: without a barrier, with one, in a command buffer of its own,
+/// and in one that is waited for. Command buffers follow each other as steps in flight do (by
+/// tracked hazards or a fence, as `--metal-encoder` says).
 ///
 /// # Errors
 /// The device refused or failed.

@@ -5,9 +5,9 @@
 //! before it touches a new page, and between two steps it releases what it holds beyond its target.
 //! Neither takes a lock, except after the oldest sequence has ended.
 //!
-//! Steps on a shortage, in this order: release free pages that are still committed; evict cold
-//! leaves of the prefix cache; unload unused models; admit nothing and shrink chunks; park the
-//! youngest sequence of the lowest priority, down to the oldest. No step ends a sequence.
+//! Actions on a shortage have a fixed order. They are: release free pages that are still committed;
+//! evict cold leaves of the prefix cache; unload unused models; admit nothing and shrink chunks;
+//! park the youngest sequence of the lowest priority, down to the oldest. No step ends a sequence.
 
 mod account;
 mod policy;

@@ -37,10 +37,10 @@ pub fn pages_of_sequence(window: Option<usize>, n_ctx: usize, max_rows: usize, p
 
 /// Pages of each group's pool for `n_sequences` sequences that run at once.
 ///
-/// That is the most that they can hold, and a little for the prefix cache: one page for a copy, and
-/// in window groups the window at the end of each prompt. Without that window no part of the prompt
-/// could be reused. (A window as long as the context never ends.) Pages that an encoder writes
-/// exist once for all sequences.
+/// That is the most that they can hold, and a little for the prefix cache. The cache needs one page
+/// for a copy, and in window groups the window at the end of each prompt. Without that window no
+/// part of the prompt could be reused. (A window as long as the context never ends.) Pages that an
+/// encoder writes exist once for all sequences.
 pub fn pool_sizes(
     layout: &KvLayout,
     n_ctx: usize,

@@ -7,8 +7,8 @@
 //! tensor, tied heads are omitted, and vectors and routers are F32.
 //!
 //! The result is read back before it is returned, so that a number that the format cannot store is
-//! an error. llama.cpp ignores a few keys that this crate reads: the window of Mistral and Phi-3,
-//! `attention.scale` outside of Granite, and `expert_weights_norm` of Qwen.
+//! an error. The reader of llama.cpp ignores a few keys that this crate reads: the window of
+//! Mistral and Phi-3, `attention.scale` outside of Granite, and `expert_weights_norm` of Qwen.
 
 mod metadata;
 mod mmproj;

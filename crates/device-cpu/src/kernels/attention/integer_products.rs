@@ -233,7 +233,7 @@ pub unsafe fn add_values<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, wor
     let (first, end) = (block.range.start / g * g, block.range.end.next_multiple_of(g));
     // SAFETY: by the caller, the positions have pages, the work has the weights and factors of the
     // `n` queries, and `o` is `(n, padded head_dim)`. The caller checked the instruction set. A
-    // page's length is a multiple of `g`, so the lanes of a run are within it; its strips have at
+    // page's length is a multiple of `g`, so the lanes of a run are within it. Its strips have at
     // least `ld` columns, and `ld` is a multiple of `S::N`.
     unsafe {
         let none = (0, Lanes { first: std::ptr::null(), stride: 0, n: 0, soon: 0 });

@@ -149,8 +149,8 @@ unsafe fn codes64<F: Codes, const HALF: bool>(p: *const u8) -> __m512i {
     }
 }
 
-/// Index for `vpermt2ps` of scales and offsets: eight scales, one for each 32 columns, then eight
-/// offsets, if a group is 1, 2, 4 or 8 times 32 columns.
+/// Index for `vpermt2ps` of scales and offsets, for groups of 1, 2, 4 or 8 times 32 columns. The
+/// result is eight scales, one for each 32 columns, then eight offsets.
 static SPREAD: [[u32; 16]; 4] = {
     let mut index = [[0; 16]; 4];
     let mut shift = 0;
@@ -374,8 +374,8 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
 ) {
     let mut scales = Scales::NONE;
     let Part { r0, n_rows, .. } = part;
-    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, and `xs` as many
+    // activations in each row. `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
     // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part.
     unsafe {
         let panel = AffinePanelAvx512::new(scratch);

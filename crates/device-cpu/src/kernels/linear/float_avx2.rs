@@ -252,8 +252,8 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
     let r0 = part.r0;
-    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, and `xs` as many
+    // activations in each row. `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
     // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
