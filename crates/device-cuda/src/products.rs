@@ -316,7 +316,7 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Maximum number of rows of the grouped input. The rows of each expert begin at a multiple of 8.
+    /// Maximum rows of the grouped input. The rows of each expert begin at a multiple of 8.
     pub fn packed_rows(n: usize, k: usize, n_rows: usize) -> usize {
         n_rows * k + 7 * n
     }
