@@ -1,5 +1,5 @@
-//! Gives the host what the kernels say: their argument structs and constants, translated from the
-//! headers that are the only definition; their sources, for the compiler at run time; and, where
+//! Generates the host's view of the kernels. It has their argument structs and constants,
+//! translated from headers, and their sources, for the compiler at run time. There is also, if
 //! `cargo xtask cuda-kernels` has made it, the archive of compiled kernels.
 
 #[path = "src/persistent/general.rs"]

@@ -1,7 +1,7 @@
 //! Writes Rust from the kernels, which are the only definition of argument structs and of function
 //! constants, and embeds their sources.
 
-// The tables of points; what else the codecs need of it is unused here.
+// The tables of points. The codecs use the rest of this module, which is dead code here.
 #[allow(dead_code)]
 #[path = "../weights/src/codec/grid.rs"]
 mod grid;
@@ -21,9 +21,9 @@ const CONSTANTS: [(&str, &str, &str); 4] = [
     ("attention/constants.h", "attention", "ATTENTION_"),
 ];
 
-/// Files of kernels begin with this: Apple's compiler contracts a product and a sum to `fma`
-/// otherwise, even in its safe mode, and one file would give other bits than another. Kernels write
-/// `fma` where they want it. The line numbers after it are the file's own.
+/// Files of kernels begin with this pragma. Apple's compiler otherwise contracts a product and a
+/// sum to `fma` even in its safe mode, so results would differ between files. Kernels write `fma`
+/// where they want it. The line numbers after it are the file's own.
 const NO_CONTRACTION: &str = "#pragma METAL fp contract(off)\n#line 1\n";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -37,7 +37,7 @@ class Bridge:
                 raise RuntimeError((await answer.aread()).decode())
             async for line in answer.aiter_lines():
                 if context.is_stopped() or context.is_killed():
-                    # Closing the stream is what tells the instance.
+                    # The closed stream cancels the request in the instance.
                     return
                 if line.startswith("data: ") and line != "data: [DONE]":
                     yield json.loads(line[6:])

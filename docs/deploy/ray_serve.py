@@ -21,7 +21,7 @@ from ray import serve
 
 api = fastapi.FastAPI()
 
-# These are about one connection.
+# These headers concern one connection only.
 OF_THE_CONNECTION = {"connection", "content-length", "host", "transfer-encoding"}
 
 

@@ -58,7 +58,7 @@ def llama_cpp(machine: Machine, model: Model) -> int:
 
 
 def ingle(machine: Machine, model: Model) -> int:
-    """All memory that is free, less a reserve of an eighth, which is 64 MiB to 1 GiB."""
+    """All free memory, minus a reserve of an eighth, which is 64 MiB to 1 GiB."""
     reserve = min(max(machine.total // 8, 64 << 20), GIB)
     return machine.total - machine.others - model.fixed - reserve
 

@@ -31,7 +31,7 @@ pub struct Job {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<String>,
-    /// Its working directory: the package's folder, as under `cargo test`.
+    /// The job's working directory: the package's folder, as under `cargo test`.
     pub folder: PathBuf,
     /// True if `CARGO_MANIFEST_DIR` is set to `folder`, as cargo sets it for a test binary.
     pub is_of_package: bool,

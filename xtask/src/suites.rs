@@ -156,9 +156,9 @@ fn build(selection: &[&str], arguments: &[String]) -> Result<Vec<Job>, String> {
 }
 
 /// Environment variables for every cargo that compiles. In a fresh clone everything is compiled
-/// once: not incrementally, and with one codegen unit a crate, which takes a third less CPU time
-/// than sixteen. If our crates were compiled incrementally before, they stay so, because a switch
-/// would compile all of them again.
+/// once. A build without increments and with one codegen unit per crate takes a third less CPU time
+/// than one with sixteen. If our crates were compiled incrementally before, they stay so, because a
+/// switch would compile all of them again.
 pub fn compilation() -> &'static [(&'static str, &'static str)] {
     let entries = fs::read_dir(target().join("debug/incremental"));
     // `cargo xtask` itself was compiled incrementally just now.

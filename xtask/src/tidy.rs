@@ -27,7 +27,7 @@ pub struct Finding {
     text: String,
 }
 
-/// A rule: its name, what it demands, and the function that looks for what breaks it.
+/// A rule: its name, its demand, and the function that finds violations.
 type Rule = (&'static str, &'static str, fn(&Tree) -> Vec<Finding>);
 
 const RULES: [Rule; 9] = [

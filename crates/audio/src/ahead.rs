@@ -20,7 +20,7 @@ impl Blocks for AudioStream {
     }
 }
 
-/// Most seconds of sound that are decoded ahead of the consumer.
+/// Maximum number of seconds of sound that are decoded ahead of the consumer.
 const AHEAD: usize = 60;
 
 /// The blocks of [`AudioStream::ahead`]. Dropping it ends the thread after the current block.

@@ -1,11 +1,11 @@
 //! Repairs of a file before the decoders read it.
 //!
-//! A recorder that writes to a pipe, or is killed, leaves a WAV header without lengths. There are
-//! many ways to write "unknown": zeros, the largest number of 31 or 32 bits with or without the
-//! header's bytes, or a file length that contradicts that of the samples. In all cases the samples
-//! end at the end of the file. So the header is read here, and the decoders get a header with the
-//! true length. AIFF files have the same fault, and OGG files may be cut; their repairs are in
-//! submodules.
+//! A recorder that writes to a pipe, or is killed, leaves a WAV header without lengths. Files write
+//! "unknown" in many ways. Examples are zeros, the largest number of 31 or 32 bits with or without
+//! the header's bytes, or a file length that contradicts the number of samples. In all cases the
+//! samples end at the end of the file. So the header is read here, and the decoders get a header
+//! with the true length. AIFF files have the same fault, and OGG files may be cut; their repairs
+//! are in submodules.
 //!
 //! An MP4 or AIFF file from a pipe is held in memory. Most MP4 files have their index at the end,
 //! and the decoders need every length of an AIFF file.
@@ -19,13 +19,13 @@ use symphonia::core::io::MediaSource;
 
 use crate::unseekable::Unseekable;
 
-/// Most bytes of an MP4 or AIFF file that cannot seek: half a day of speech in MP4.
+/// Maximum number of bytes of an MP4 or AIFF file that cannot seek: half a day of speech in MP4.
 const MAX_HELD: u64 = 1 << 29;
-/// Most bytes of a format description that are read.
+/// Maximum number of bytes of a format description that are read.
 const MAX_FORMAT: u64 = 4096;
 /// Least length that means "unknown" if the file is shorter. Recorders write 2^31, or just below.
 const UNKNOWN_LENGTH: u64 = 0x7FFF_F000;
-/// Most chunks after the samples that are checked.
+/// Maximum number of chunks after the samples that are checked.
 const MAX_CHUNKS_BEHIND: usize = 64;
 
 const INTEGERS: u16 = 1;

@@ -29,16 +29,17 @@ pub(crate) const MAX_AMPLITUDE: f32 = 1_048_576.0;
 /// Bytes searched for the start of a container after leading tags. MP3 has no file header, only a
 /// sync word in each frame, so a longer search is more likely to accept noise as audio.
 const PROBE_BYTES: u32 = 64 * 1024;
-/// Most bytes of a text tag or picture that a container may make the decoder hold. Both are unused.
+/// Maximum number of bytes of a text tag or picture that a container may make the decoder hold.
+/// Both are unused.
 const TAG_BYTES: usize = 64 * 1024;
 /// Longest gap that is filled with silence, in seconds, and most silence beyond the decoded length.
 /// A longer gap means a broken clock and is ignored: a few bytes must not become hours of silence.
 const MAX_HOLE_SECONDS: f64 = 60.0;
-/// Most frames of silence that are emitted at a time.
+/// Maximum number of frames of silence that are emitted at a time.
 const SILENCE_CHUNK: u64 = 65_536;
 /// Packets that may fail before the first success.
 const MAX_BAD_START: u64 = 100;
-/// Most track changes in a row without a packet.
+/// Maximum number of track changes in a row without a packet.
 const MAX_RESETS: u32 = 16;
 
 /// Facts about a file's audio from its header.

@@ -1,10 +1,10 @@
 //! The log-mel spectrogram of a signal that arrives in pieces, in windows that may start at any
 //! frame.
 //!
-//! Frames do not depend on the pieces of the signal or on the start of a window: they are those of
-//! [`MelSpectrogram::compute`] for the whole signal followed by silence. One number depends on the
-//! whole signal: the largest logarithm M, below which 8 decades are kept. A stream knows only the M
-//! of the samples so far, so a window before a louder passage keeps more silence than the
+//! Frames do not depend on the pieces of the signal or on the start of a window. They equal those
+//! of [`MelSpectrogram::compute`] for the whole signal followed by silence. One number depends on
+//! the whole signal: the largest logarithm M, below which 8 decades are kept. A stream knows only
+//! the M of the samples so far, so a window before a louder passage keeps more silence than the
 //! reference. If that matters, process the signal twice and set the second run's M to the
 //! [`MelStream::max`] of the first.
 

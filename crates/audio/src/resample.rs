@@ -1,13 +1,13 @@
 //! Resamples any sampling rate to 16 kHz, in pieces.
 //!
-//! A windowed sinc (Blackman-Harris, whose side lobes are 92 dB down, below the noise of 16-bit
-//! audio) spans 256 samples at the lower of the two rates. Its cut-off is the highest at which the
-//! window's main lobe still ends at the lower Nyquist frequency: coming from 44.1 kHz, everything
-//! to 7.5 kHz passes flat, 7.75 kHz is 6 dB down, and nothing above 8 kHz folds back.
+//! A windowed sinc spans 256 samples at the lower of the two rates. Its Blackman-Harris window has
+//! side lobes 92 dB down, below the noise of 16-bit audio. Its cut-off is the highest at which the
+//! window's main lobe still ends at the lower Nyquist frequency. From 44.1 kHz, everything to 7.5
+//! kHz passes flat, 7.75 kHz is 6 dB down, and nothing above 8 kHz folds back.
 //!
-//! With rates in the ratio of small whole numbers (all the usual ones) each output sample falls
-//! exactly on one of the filter's precomputed phases, one dot product per sample; other rates
-//! interpolate cubically between the phases. 16 kHz passes through untouched, bit for bit.
+//! If the rates are in the ratio of small integers (all common ones are), each output sample is on
+//! a precomputed phase of the filter, one dot product per sample. Other rates interpolate cubically
+//! between the phases. 16 kHz passes through untouched, bit for bit.
 //!
 //! Output sample 0 coincides with input sample 0: the filter's delay is removed, and n samples of
 //! input give round(n * 16000 / rate) of output.

@@ -67,8 +67,8 @@ fn results_of(plan: &Plan) -> impl Iterator<Item = ValueId> {
 /// parts are cases of their own.
 const WHOLE_LAYERS: usize = 20;
 
-/// Checks that a device agrees with the interpreter on a case: not fused, fused by each rule of its
-/// profile alone (except whole layers), and fused by all rules.
+/// Checks that a device agrees with the interpreter on a case. Plans are not fused, fused by each
+/// rule of its profile alone (except whole layers), and fused by all rules.
 ///
 /// Two results may differ by `tolerance` times the root mean square of the step's logits or kept
 /// value. This size is at least 1, for which cases are made, so that sums that happen to cancel are

@@ -14,10 +14,10 @@
 //!
 //! A [`Case`] is a small plan whose logits are compared, and steps to run through it. Inputs come
 //! from random embedding tables, so a plan needs nothing but tokens. [`compare()`] runs a case on
-//! the interpreter and on the device: not fused, fused by each rule of the device's profile alone
-//! (except whole layers), and fused by all rules. [`compare_chunks`] runs it on the device step by
-//! step and row by row. [`truncate`] ends any plan at any value, which finds the first Op of a real
-//! model that differs.
+//! the interpreter and on the device. Plans are not fused, fused by each rule of the device's
+//! profile alone (except whole layers), and fused by all rules. [`compare_chunks`] runs it on the
+//! device step by step and row by row. [`truncate`] ends any plan at any value, which finds the
+//! first Op of a real model that differs.
 
 mod builder;
 mod cases;

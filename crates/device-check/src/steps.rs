@@ -251,8 +251,8 @@ impl Lists {
     }
 }
 
-/// Checks that outputs choose what [`Chooser`] chooses from the same logits: all kinds of wants in
-/// one step, and each alone in a step of one row, with and without logits.
+/// Checks that outputs choose what [`Chooser`] chooses from the same logits. One step has all kinds
+/// of wants, and steps of one row have each alone, with and without logits.
 ///
 /// # Errors
 /// The want whose choice differs.
@@ -500,7 +500,7 @@ pub fn check_stops(device: &dyn Device) -> Outcome {
         match result {
             Ok(()) => expect(bench.program.logits() == expected, || "a step that ran to its end".to_owned())?,
             Err(Error::Stopped { .. }) => {}
-            Err(error) => return Err(format!("a step that is stopped on its way: {error}")),
+            Err(error) => return Err(format!("a stopped step failed: {error}, expected the error Stopped")),
         }
         bench.run(&step)?;
         expect(bench.program.logits() == expected, || {

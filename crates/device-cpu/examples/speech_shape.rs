@@ -1,5 +1,5 @@
-//! Times of steps in a speech model's shape with random weights, by kernel: an encoder over one
-//! window of sound, then decoding steps of one row for each of five slots that share the encoder's
+//! Times of steps in a speech model's shape with random weights, by kernel. An encoder runs over
+//! one window of sound. Then steps decode one row for each of five slots that share the encoder's
 //! keys and values.
 //!
 //! `cargo run --release -p ingle-device-cpu --example speech_shape [threads]`

@@ -30,9 +30,9 @@ const POLLS: u32 = 200;
 /// Like [`POLLS`], if workers outnumber processors.
 const POLLS_OVERSUBSCRIBED: u32 = 8;
 /// Yields before a waiting worker sleeps (about 200 microseconds on a free processor). With a
-/// quarter of them, workers slept several times a token on a quiet machine, which cost a small
-/// model 3 % (mean of ten alternating runs against a pool that never sleeps). With this number the
-/// cost is 1 %, within noise. Beside a busy process both are equally fast.
+/// quarter of them, workers slept several times a token on a quiet machine. This cost a small model
+/// 3 % (mean of ten alternating runs against a pool that never sleeps). With this number the cost
+/// is 1 %, within noise. Beside a busy process both are equally fast.
 const YIELDS: u32 = 400;
 /// Longest sleep, and so the cost of a missed wake-up.
 const NAP: Duration = Duration::from_micros(500);

@@ -16,8 +16,8 @@ use weights::BlockType;
 ///
 /// Sums in other orders, and exponentials accurate to 3e-7, stay within a few times the error of
 /// f32 in any order. Quantised weights are multiplied with activations rounded to 1/127 of the
-/// largest of 32. That is an error of about 0.7 % of a product's size, five times that in the worst
-/// of thousands of products, and as much again in each following layer.
+/// largest of 32. That is an error of about 0.7 % of a product's size, and five times that in the
+/// worst of thousands of products. Each following layer adds the same amount.
 fn tolerance(case: &Case) -> f32 {
     // Types without an integer kernel are decoded and multiplied in f32.
     let decoded = case.block == BlockType::I16_ROWS || BlockType::GGUF_EXTRA.contains(&case.block);

@@ -1,4 +1,4 @@
-//! Guarantees of a program besides its numbers: steps are repeatable, sequences do not affect each
+//! Guarantees of a program besides its numbers. Steps are repeatable, sequences do not affect each
 //! other, pages can be copied and decommitted, and bad steps are refused.
 
 #![allow(clippy::unwrap_used)]
@@ -61,8 +61,8 @@ fn a_step_in_the_background_is_as_good_as_one_that_is_submitted() {
     }
 }
 
-/// The place of keys and values does not change bits: pages of any length, heads of whole and
-/// partial strips, positions shared among workers by chunks (a step of one row) and by tiles.
+/// The place of keys and values does not change bits. The pages have any length, and the heads
+/// whole and partial strips. Workers share positions by chunks (a step of one row) and by tiles.
 #[test]
 fn pages_of_any_length_give_the_same_bits() {
     let device = device(2);
@@ -176,8 +176,8 @@ fn deterministic_steps_do_not_depend_on_their_company() {
 }
 
 /// Steps of a few rows read every tile once, in pieces of several tiles, and steps of more rows in
-/// blocks. All have the bits of one row: with matrices that end within a tile, several matrices,
-/// biases, residuals and gates, for workers with one piece and with many.
+/// blocks. All results have the bits of one row. The cases have matrices that end within a tile,
+/// several matrices, biases, residuals and gates, and workers with one piece and with many.
 #[test]
 fn few_rows_have_the_bits_of_one() {
     for block in [BlockType::Q4_1, BlockType::Q8_0, BlockType::Q6_K] {

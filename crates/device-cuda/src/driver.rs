@@ -117,7 +117,7 @@ pub struct Context {
     context: sys::CUcontext,
     stream: sys::CUstream,
     facts: Facts,
-    /// The reason why the GPU is lost, if it is. Nothing may wait for a lost GPU.
+    /// The reason for the loss of the GPU, if there is one. Nothing may wait for a lost GPU.
     lost: OnceLock<String>,
 }
 
@@ -466,7 +466,7 @@ pub enum Start {
     Together,
 }
 
-/// Most bytes of a kernel's arguments.
+/// Maximum number of bytes of a kernel's arguments.
 pub const MAX_ARGUMENT_BYTES: usize = 1024;
 
 /// A loaded kernel.

@@ -21,9 +21,9 @@ const OF_RANK: [usize; 2] = [BLOCKS * 2 * 512 * 8 * 16, BLOCKS_MANY * (4 * 512 *
 
 /// The buffer into which other ranks write the values for a rank.
 enum Inbox {
-    /// In the rank's own GPU memory.
+    /// A buffer in the rank's own GPU memory.
     Gpu(Buffer),
-    /// In host memory, if GPUs cannot reach each other's memory.
+    /// A buffer in host memory, for GPUs that cannot reach each other's memory.
     Host(Pinned),
 }
 

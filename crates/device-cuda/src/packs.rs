@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use weights::{BlockType, PlaneSlices, ScaleType};
 
-/// Most bytes of rows that a thread uploads at once.
+/// Maximum number of bytes of rows that a thread uploads at once.
 const STAGING: usize = 8 << 20;
 
-/// Most threads that upload.
+/// Maximum number of threads that upload.
 const MOST_THREADS: usize = 8;
 
 /// Alignment of packs, and of the parts of one upload, in bytes.
@@ -306,7 +306,7 @@ impl StagedRows<'_> {
         (data, planes.as_slices().rows(weight.block, weight.n_cols(), rows))
     }
 
-    /// Most bytes of the piece with its alignment.
+    /// Maximum number of bytes of the piece with its alignment.
     fn bytes(&self) -> usize {
         let of = |other: usize| {
             let (rows, planes) = self.rows(other);

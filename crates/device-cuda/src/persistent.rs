@@ -46,20 +46,20 @@ pub use weights::{PersistentPlan, PersistentWeights};
 /// Numbers of columns of a head that the kernels support.
 const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 
-/// Most query heads of a KV head.
+/// Maximum number of query heads of a KV head.
 const MOST_OF_GROUP: usize = 8;
 
 /// Threads of a block.
 pub const THREADS: u32 = header::THREADS as u32;
 
-/// Most rows of a pass of a block.
+/// Maximum number of rows of a pass of a block.
 const PASS_ROWS: usize = 8 * PASS;
 
 /// Bytes of the exchange for the input of the down projection.
 const GATED_BYTES: usize = (EXCHANGE_ATTENDED - EXCHANGE_GATED) as usize;
 
-/// Most layers without experts after one with experts. Epochs of the exchange's words repeat after
-/// 15: the kernel would mistake a word that is 15 epochs old for a new one.
+/// Maximum number of layers without experts after one with experts. Epochs of the exchange's words
+/// repeat after 15: the kernel would mistake a word that is 15 epochs old for a new one.
 const MOST_DENSE: usize = 12;
 
 /// A plan that a persistent kernel runs.
@@ -72,11 +72,11 @@ pub struct Persistent {
     /// True if the kernel chooses the best token itself: no Op changes the logits before the
     /// choice.
     pub chooses: bool,
-    /// Most rows of a step in the kernel for several rows, or the reason why there is no such
-    /// kernel. It is 1 if this is the only kernel and no step has more rows.
+    /// Maximum number of rows of a step in the kernel for several rows, or the reason why there is
+    /// no such kernel. It is 1 if this is the only kernel and no step has more rows.
     pub several: Result<usize, String>,
-    /// Most rows of a step that the kernel for one row computes by a launch for each row. It
-    /// applies only if there is no kernel for several rows.
+    /// Maximum number of rows of a step that the kernel for one row computes by a launch for each
+    /// row. It applies only if there is no kernel for several rows.
     pub in_turn: usize,
     pages: Pages,
     n_blocks: usize,
@@ -204,7 +204,7 @@ impl Persistent {
         if self.has_halves() { Ok(()) } else { self.has_slots(Rows::One, profile.shared_bytes) }
     }
 
-    /// Most rows of the residual in a block.
+    /// Maximum number of rows of the residual in a block.
     fn own_rows(&self, hidden: usize) -> usize {
         (hidden / 8).div_ceil(self.n_blocks) * 8
     }
@@ -236,7 +236,7 @@ impl Persistent {
         self.decoder.layers.iter().find_map(|layer| layer.router).map(|router| router.mixture)
     }
 
-    /// Most dense layers in a row after the first mixture.
+    /// Maximum number of dense layers in a row after the first mixture.
     fn longest_dense(&self) -> usize {
         let layers = self.decoder.layers.iter().map(|layer| layer.router.is_none());
         let after = layers.skip_while(|is_dense| *is_dense);
@@ -247,9 +247,9 @@ impl Persistent {
         after.fold((0, 0), longest).0
     }
 
-    /// Most steps of a launch of the kernel for one row. It is more than one only if every block
-    /// has rows of the residual: every block then waits for the token of the previous step. With
-    /// experts several steps were slower (NOTES.md).
+    /// Maximum number of steps of a launch of the kernel for one row. It is more than one only if
+    /// every block has rows of the residual: every block then waits for the token of the previous
+    /// step. With experts several steps were slower (NOTES.md).
     pub fn chained_steps(&self, plan: &Plan, profile: &Profile) -> usize {
         let all_blocks_have_rows = plan.value(self.decoder.first).cols / 8 >= self.n_blocks;
         if !self.chooses || !all_blocks_have_rows || self.mixture().is_some() {

@@ -17,7 +17,8 @@ pub enum Products {
     Wgmma,
 }
 
-/// Most bytes of shared memory of `wgmma` kernels (`GEMM_SHARED_LIMIT`, gemm/gemm_wgmma.h).
+/// Maximum number of bytes of shared memory of `wgmma` kernels (`GEMM_SHARED_LIMIT`,
+/// gemm/gemm_wgmma.h).
 pub const WGMMA_SHARED: u32 = 232_448;
 
 /// The packed format of a tile of 64 x 64 weights (gemm/codec.h).
@@ -106,7 +107,7 @@ const fn wgmma(width: usize) -> Tile {
     Tile { method: Method::Wgmma, width }
 }
 
-/// Most tiles of a family of kernels.
+/// Maximum number of tiles of a family of kernels.
 pub const MOST_TILES: usize = 11;
 
 const HOPPER: [Tile; MOST_TILES] = [
@@ -262,7 +263,8 @@ pub struct Cut {
     pub n_blocks: usize,
 }
 
-/// Most floats of partial sums of a launch, on a GPU with `n_processors` multiprocessors.
+/// Maximum number of floats of partial sums of a launch, on a GPU with `n_processors`
+/// multiprocessors.
 pub fn partial_floats(n_processors: usize) -> usize {
     n_processors * 128 * 128
 }
@@ -313,7 +315,7 @@ pub struct ExpertSizes {
 }
 
 impl ExpertSizes {
-    /// Most rows of the grouped input. The rows of each expert begin at a multiple of 8.
+    /// Maximum rows of the grouped input. The rows of each expert begin at a multiple of 8.
     pub fn packed_rows(n: usize, k: usize, n_rows: usize) -> usize {
         n_rows * k + 7 * n
     }

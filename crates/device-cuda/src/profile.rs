@@ -13,19 +13,19 @@ use device_lower::table::RowClass;
 /// Supported KV types, the default first.
 pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::Q8_0, KvType::Fp8, KvType::F32];
 
-/// Most positions by which the longest sequence may exceed the mean, in a step of several rows that
-/// runs in one launch. The persistent kernel assigns the same number of blocks to each row, while
-/// separate launches share blocks by positions.
+/// Maximum number of positions by which the longest sequence may exceed the mean, in a step of
+/// several rows that runs in one launch. The persistent kernel assigns the same number of blocks to
+/// each row, while separate launches share blocks by positions.
 const MOST_UNEVEN: usize = 16_384;
 
-/// Most rows of a step that runs in one launch.
+/// Maximum number of rows of a step that runs in one launch.
 const PERSISTENT_ROWS: usize = 8;
 
-/// Most steps that one launch computes.
+/// Maximum number of steps that one launch computes.
 const CHAINED_STEPS: usize = 4;
 
-/// Most bytes of weights that a launch of several steps reads, about 1.5 ms. For larger models the
-/// time between launches matters little.
+/// Maximum number of bytes of weights that a launch of several steps reads, about 1.5 ms. For
+/// larger models the time between launches matters little.
 const CHAINED_BYTES: u64 = 4 << 30;
 
 const RULES: &[Rule] = &[
@@ -57,7 +57,8 @@ pub struct Profile {
     pub packed_rows: RowClass,
     /// The only tile of packed products, in tests; `None`: each launch uses the fastest.
     pub only_tile: Option<usize>,
-    /// Most bytes of packed weights, in addition to the planes. A model that needs more has none.
+    /// Maximum number of bytes of packed weights, in addition to the planes. A model that needs
+    /// more has none.
     pub most_packed: u64,
     /// Number of warps that keep the chip busy. A one-row product uses at least that many, if it
     /// has enough output columns.
@@ -69,16 +70,18 @@ pub struct Profile {
     pub long: usize,
     /// Fewest positions of a split.
     pub split_len: usize,
-    /// Most blocks that share a row's positions.
+    /// Maximum number of blocks that share a row's positions.
     pub most_splits: usize,
-    /// Most rows of a step whose positions are split.
+    /// Maximum number of rows of a step whose positions are split.
     pub most_split_rows: usize,
     /// True if a one-row step runs in one launch of a persistent kernel, if the plan allows it
     /// (`persistent.rs`).
     pub persistent: bool,
-    /// Most rows of a step that runs in one launch; 0 or 1: no step of several rows does.
+    /// Maximum number of rows of a step that runs in one launch; 0 or 1: no step of several rows
+    /// does.
     pub persistent_rows: usize,
-    /// Most positions by which the longest sequence of such a step may exceed the mean.
+    /// Maximum number of positions by which the longest sequence of such a step may exceed the
+    /// mean.
     pub most_uneven: usize,
     /// True if NVRTC, where it is installed, compiles persistent kernels for a model's own table
     /// (`persistent/fixed.rs`).
@@ -86,30 +89,31 @@ pub struct Profile {
     /// True if persistent kernels also run head shapes without a kernel file. NVRTC, which must be
     /// installed, compiles their kernels.
     pub other_shapes: bool,
-    /// Most chained steps of one launch: one-row steps, each of which reads the token that the
-    /// previous one chose.
+    /// Maximum number of chained steps of one launch: one-row steps, each of which reads the token
+    /// that the previous one chose.
     pub chained_steps: usize,
-    /// Most bytes of weights that a launch of several steps reads.
+    /// Maximum number of bytes of weights that a launch of several steps reads.
     pub chained_bytes: u64,
-    /// Most bytes of packed weights that a token reads with which a persistent kernel was measured
-    /// to be faster than a launch for each unit.
+    /// Maximum number of bytes of packed weights that a token reads in a persistent kernel. With
+    /// more bytes, a launch for each unit was measured to be faster.
     pub most_persistent: u64,
     /// Like [`Self::most_persistent`], for plans with F16 or BF16 matrices.
     pub most_halves: u64,
-    /// Most bytes of packed weights of all kinds, with those of the persistent kernel. If they
-    /// exceed it, the persistent kernel is not used.
+    /// Maximum number of bytes of packed weights of all kinds, with those of the persistent kernel.
+    /// If they exceed it, the persistent kernel is not used.
     pub most_copies: u64,
-    /// Most bytes of shared memory of a block.
+    /// Maximum number of bytes of shared memory of a block.
     pub shared_bytes: u32,
-    /// Most bytes of shared memory of tiled attention; 0: the chip has no tiled attention.
+    /// Maximum number of bytes of shared memory of tiled attention; 0: the chip has no tiled
+    /// attention.
     pub flash_bytes: u32,
     /// Prompt rows of a step, if nothing else limits them.
     pub prompt_chunk: usize,
-    /// Most steps in flight.
+    /// Maximum number of steps in flight.
     pub in_flight: usize,
     /// Number of steps worth having in flight, if they are not chained.
     pub steps_ahead: usize,
-    /// Most graphs to keep.
+    /// Maximum number of graphs to keep.
     pub n_graphs: usize,
 }
 

@@ -53,7 +53,7 @@ pub struct Sizes {
     pub scratch: Scratch,
     /// Bytes of the largest logits.
     pub logits: usize,
-    /// Most bytes of the kept values of a plan.
+    /// Maximum number of bytes of the kept values of a plan.
     pub kept: usize,
 }
 

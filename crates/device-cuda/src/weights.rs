@@ -13,10 +13,10 @@ use weights::{BlockType, Bytes, PlaneSlices};
 /// Alignment of planes and vectors.
 const ALIGN: usize = 256;
 
-/// Most bytes that a thread repacks before an upload.
+/// Maximum number of bytes that a thread repacks before an upload.
 const STAGING: usize = 8 << 20;
 
-/// Most threads that repack.
+/// Maximum number of threads that repack.
 const MOST_THREADS: usize = 12;
 
 /// Identity of a view of bytes: address and length.

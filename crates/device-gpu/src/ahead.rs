@@ -12,10 +12,10 @@ pub const LINKED: u32 = 1 << 31;
 /// The word for no token in the buffer of chosen tokens.
 pub const NO_TOKEN: u32 = u32::MAX;
 
-/// Most tokens of an output whose penalties kernels apply.
+/// Maximum number of tokens of an output whose penalties kernels apply.
 pub const MOST_PENALISED: usize = 4096;
 
-/// Most biases of an output that kernels apply.
+/// Maximum number of biases of an output that kernels apply.
 pub const MOST_BIASES: usize = 1024;
 
 /// A step that was submitted and not waited for.
@@ -34,7 +34,7 @@ pub struct InFlight<T> {
 /// The last step that was waited for, or the last [`device::Program::run_until`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
-    /// Its ticket; `None`: it chose nothing.
+    /// The step's ticket; `None`: the step chose nothing.
     pub ticket: Option<u64>,
     /// Index of its plan.
     pub plan: usize,
@@ -111,9 +111,9 @@ pub struct Ahead<T> {
 }
 
 impl<T> Ahead<T> {
-    /// No steps so far. The outputs of `n_kept` steps are kept, twice the most steps in flight: a
-    /// step may link to the one that was waited for last when it was submitted, until it is waited
-    /// for itself.
+    /// No steps so far. The outputs of `n_kept` steps are kept, twice the most steps in flight.
+    /// Until a step is waited for, it may link to the step that had been waited for last at its
+    /// submission.
     pub fn new(n_kept: usize, max_outputs: usize) -> Ahead<T> {
         Ahead {
             next: 0,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Most threads that compile at once.
+/// Maximum number of threads that compile at once.
 const MOST_AT_ONCE: usize = 8;
 
 /// Compiled files by path, or the reasons why they do not compile.

@@ -9,7 +9,7 @@ use device_lower::table::Operand;
 use std::fmt::Debug;
 use weights::Bytes;
 
-/// Most bytes of arguments of a dispatch.
+/// Maximum number of bytes of arguments of a dispatch.
 pub const MAX_ARGUMENT_BYTES: usize = 256;
 
 /// The kind of a buffer, by the processors that access it. A GPU with its own memory has a place
@@ -27,26 +27,27 @@ pub enum Memory {
 /// Facts that every GPU reports; the facts of a driver dereference to these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Common {
-    /// Most bytes of one buffer.
+    /// Maximum number of bytes of one buffer.
     pub max_buffer_bytes: u64,
     /// Threads that execute together and exchange values by shuffles: 32 on Apple's GPUs.
     pub subgroup_width: u32,
-    /// Most threads of a threadgroup.
+    /// Maximum number of threads of a threadgroup.
     pub max_threads: u32,
 }
 
 /// Memory that the GPU reaches.
 pub trait Buffer: Send + Sync {
-    /// Its length in bytes.
+    /// The buffer's length in bytes.
     fn len(&self) -> usize;
 
-    /// Its first byte, for the CPU. The memory lives as long as the buffer and is never moved.
+    /// The buffer's first byte, for the CPU. The memory lives as long as the buffer and is never
+    /// moved.
     fn start(&self) -> *mut u8;
 
     /// The address by which kernels reach it through a pointer in memory.
     fn address(&self) -> u64;
 
-    /// Returns true if it has no bytes.
+    /// Returns true if the buffer has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -61,8 +62,8 @@ pub fn write<T: bytemuck::Pod>(buffer: &impl Buffer, offset: usize, values: &[T]
     assert!(offset + bytes.len() <= buffer.len(), "{} bytes at {offset} of {}", bytes.len(), buffer.len());
     // SAFETY: the assertion holds `offset + bytes.len()` within `buffer`. Callers write regions,
     // chosen tokens and masks of a step that is not submitted yet, or a buffer before its first
-    // step; the step that had the region before was waited for, so that the GPU does not touch
-    // these bytes.
+    // step. They have waited for the previous step of the region, so the GPU does not touch these
+    // bytes.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.start().add(offset), bytes.len()) }
 }
 
@@ -71,9 +72,9 @@ pub fn write<T: bytemuck::Pod>(buffer: &impl Buffer, offset: usize, values: &[T]
 pub struct Window {
     /// Index of the buffer.
     pub buffer: u16,
-    /// Offset of its first byte in the buffer.
+    /// Offset of the range's first byte in the buffer.
     pub start: u64,
-    /// Its length in bytes.
+    /// The range's length in bytes.
     pub len: u64,
 }
 
@@ -162,7 +163,7 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// Allocates zeroed memory.
     ///
     /// # Errors
-    /// It was refused.
+    /// The system refused the memory.
     fn allocate(&self, memory: Memory, what: &str, bytes: usize) -> Result<Self::Buffer>;
 
     /// A buffer over bytes of a mapped file, without a copy. `None` if that is not possible: bytes

@@ -10,7 +10,7 @@ use device_lower::table::StepSizes;
 /// A step that was written into its region.
 #[derive(Clone, Copy, Debug)]
 pub struct Begun {
-    /// Its ticket, if it gets one.
+    /// The step's ticket, if the step is accepted.
     pub ticket: u64,
     /// Index of its plan.
     pub plan: usize,

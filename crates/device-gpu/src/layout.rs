@@ -34,17 +34,17 @@ pub struct StepLayout {
     pub pending: usize,
     /// `(n_biases)` of [`Bias`]
     pub biases: usize,
-    /// Most recent tokens of a step.
+    /// Maximum number of recent tokens of a step.
     pub n_recent: usize,
-    /// Most pending tokens of a step.
+    /// Maximum number of pending tokens of a step.
     pub n_pending: usize,
-    /// Most biases of a step.
+    /// Maximum number of biases of a step.
     pub n_biases: usize,
     /// Words of the mask of an output; 0: no plan chooses tokens.
     pub mask_words: usize,
-    /// Most outputs of a step.
+    /// Maximum number of outputs of a step.
     pub max_outputs: usize,
-    /// Most steps in flight.
+    /// Maximum number of steps in flight.
     pub in_flight: usize,
     /// Bytes of a region.
     pub region: usize,

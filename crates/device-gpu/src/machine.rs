@@ -21,11 +21,11 @@ pub enum HostPart {
 /// Rows of a value of a step that the host reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResultPart {
-    /// Their offset in the arena, in bytes.
+    /// The rows' offset in the arena, in bytes.
     pub offset: usize,
-    /// Their bytes.
+    /// Number of the rows' bytes.
     pub bytes: usize,
-    /// Their offset among the results, where a machine copies them.
+    /// The rows' offset among the results, if the machine copies them.
     pub at: usize,
 }
 
@@ -171,34 +171,34 @@ pub trait Machine: Sized + Send {
     /// Pages that have memory.
     fn committed(&self) -> &CommittedPages;
 
-    /// As [`device::Program::commit`].
+    /// Commits pages, as [`device::Program::commit`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method of `Program`.
     fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()>;
 
-    /// As [`device::Program::decommit`]; nothing runs.
+    /// Decommits pages, as [`device::Program::decommit`] does, while nothing runs.
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method of `Program`.
     fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()>;
 
-    /// As [`device::Program::copy_page`].
+    /// Copies a page, as [`device::Program::copy_page`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method of `Program`.
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()>;
 
-    /// As [`device::Program::read_page`].
+    /// Reads a page, as [`device::Program::read_page`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method of `Program`.
     fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()>;
 
-    /// As [`device::Program::write_page`].
+    /// Writes a page, as [`device::Program::write_page`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of the method of `Program`.
     fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()>;
 
     /// Compiles a program of other plans while this one exists. The new program will adopt the

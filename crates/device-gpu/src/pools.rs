@@ -11,8 +11,8 @@ use std::ops::Range;
 /// Granules of a sequence as long as the context.
 const GRANULES: usize = 4;
 
-/// Most bytes of a granule, so that the first token of a model of a long context does not take a
-/// quarter of it.
+/// Maximum number of bytes of a granule, so that the first token of a model of a long context does
+/// not take a quarter of it.
 const MOST_GRANULE_BYTES: usize = 128 << 20;
 
 /// Bookkeeping of pages, none of them committed yet, in granules of at most `most` bytes.

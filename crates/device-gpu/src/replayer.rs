@@ -84,7 +84,7 @@ pub struct Replayer<G: Gpu> {
     /// Pipelines of `kernels`, compiled when a step first needs them.
     pipelines: Vec<OnceLock<G::Pipeline>>,
     pools: Pools<G>,
-    /// In the order of [`ARENA`] and its siblings, then the weights.
+    /// All buffers, in the order of [`ARENA`] and its siblings, then the weights.
     buffers: Vec<G::Buffer>,
     step: StepLayout,
     long: usize,
@@ -397,8 +397,8 @@ impl<G: Gpu> Machine for Replayer<G> {
         }
         assert!(part.offset + part.bytes <= arena.len(), "{part:?} of {} bytes", arena.len());
         // SAFETY: the assertion holds the bytes within `arena`; offsets of values are multiples of
-        // 256 bytes and rows of 4; every bit pattern is an f32; nothing is in flight, so that the
-        // GPU writes nothing.
+        // 256 bytes and rows of 4. Every bit pattern is an f32. Nothing is in flight, so the GPU
+        // writes nothing.
         unsafe { std::slice::from_raw_parts(arena.start().add(part.offset).cast(), part.bytes / 4) }
     }
 

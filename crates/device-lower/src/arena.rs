@@ -3,7 +3,7 @@
 //! A value lives from the node that writes it to the last node that reads it, both included. So the
 //! outputs of a node never overlap its inputs, unless [`Options::in_place`] lets an element-wise
 //! output replace its input. Offsets are assigned greedily, the largest value first. Each value
-//! goes into the smallest gap that it fits, among the gaps between placed values with overlapping
+//! goes into the smallest gap that it fits. Gaps are between placed values with overlapping
 //! lifetimes (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020,
 //! section 5.2).
 //!

@@ -144,7 +144,7 @@ pub struct AttentionOf {
 /// Norm and Rope of q and k, KvWrite of k and v, and the attention that follows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkRopeKv {
-    /// The query heads, if they are part of it.
+    /// The query heads, if they are part of the Op.
     pub q: Option<HeadChain>,
     /// The key heads.
     pub k: HeadChain,

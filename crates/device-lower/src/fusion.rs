@@ -1,7 +1,7 @@
 //! Fusion of neighbouring Ops, by rules that are data.
 //!
 //! A rule is a pattern of [`PatternPart`]s. [`fuse`] walks the plan once. At every node it tries
-//! the rules in order and applies the first that matches, so a longer pattern precedes the shorter
+//! the rules in order and applies the first that matches. So a longer pattern precedes the shorter
 //! one that it contains ([`NORM_GATE_UP`] before [`NORM_LINEAR`]). Fusion joins neighbours without
 //! moving them, so it is always valid. Values of a fused Op that other nodes read
 //! ([`Plan::escaping`]) must still be written.

@@ -100,7 +100,7 @@ pub fn selections(plan: &Plan) -> Vec<(ValueId, ValueId)> {
     plan.primitives().filter_map(pair).collect()
 }
 
-/// Name of a value of size 0, which only extends the lifetime of others.
+/// Name of a value of size 0, which only extends the lifetime of other values.
 const KEEPER: &str = "keeper";
 
 /// A node that keeps `x` alive until the place where it is inserted.

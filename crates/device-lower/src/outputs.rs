@@ -14,7 +14,7 @@ pub struct HostOutputs {
     next: u64,
     /// The next step to wait for.
     waited: u64,
-    /// Most steps that may be submitted before the first is waited for.
+    /// Maximum number of steps that may be submitted before the first is waited for.
     max_in_flight: usize,
     /// Choices of the last `max_in_flight + 1` steps, each at its ticket modulo their number.
     steps: Vec<StepChoices>,

@@ -58,7 +58,7 @@ impl PlacedValue {
         self.rows.count(sizes.n_rows, sizes.n_outputs) * self.cols
     }
 
-    /// Its numbers, decoded from words.
+    /// The value's numbers, decoded from words.
     pub fn numbers(&self, words: &[u32]) -> Vec<f32> {
         match self.dtype {
             DType::F32 => words.iter().map(|word| f32::from_bits(*word)).collect(),

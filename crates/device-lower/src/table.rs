@@ -286,9 +286,9 @@ pub struct NewCommand<'a> {
     pub parameters: &'a [u8],
     /// Regions that it reads and other commands write.
     pub reads: &'a [Region],
-    /// Regions that it writes.
+    /// Regions that the command writes.
     pub writes: &'a [Region],
-    /// Values that it writes.
+    /// Values that the command writes.
     pub values: &'a [ValueId],
     /// Threadgroups.
     pub grid: [Extent; 3],
@@ -396,8 +396,8 @@ impl Table {
         self.infos.iter().rposition(|info| info.node <= node).map_or(0, |last| last + 1)
     }
 
-    /// Returns true if a region holds a value after the first `n` commands of a step: one of them
-    /// wrote the value, and no later one wrote anything else there.
+    /// Returns true if a region holds a value after the first `n` commands of a step. Then one of
+    /// them wrote the value, and no later one wrote anything else there.
     pub fn holds(&self, value: ValueId, region: &Region, sizes: &StepSizes, n: usize) -> bool {
         let mut holds = false;
         for run in self.runs(sizes).take_while(|run| run.index < n) {

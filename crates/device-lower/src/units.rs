@@ -3,7 +3,7 @@
 //!
 //! Units name values and weights; they hold no memory and are independent of devices. The passes
 //! (`passes`) make them from the nodes of a plan. The queries at the end of this file look at the
-//! following units: some work can move into a later dispatch, and both the arena (`lifetimes`) and
+//! following units. Some work can move into a later dispatch, and both the arena (`lifetimes`) and
 //! the device must agree on when it does.
 
 use crate::fields::{AttentionOf, HeadChain, Norm, Projection, QkRopeKv, Tail};
@@ -336,10 +336,10 @@ pub fn next_reader(id: ValueId, rest: &[LoweredUnit]) -> Option<(usize, &Project
     (p.x == id).then_some((next.last, p))
 }
 
-/// Most norms that one dispatch computes together with the sum that they normalise.
+/// Maximum number of norms that one dispatch computes together with the sum that they normalise.
 const MOST_NORMS: usize = 3;
 
-/// Norms of a sum that the same dispatch can compute, and their outputs: the norm of the following
+/// Norms that the dispatch of a sum can compute, and their outputs: the norm of the next
 /// projection, and norms of other readers before the next sum. All have weights, and the same eps.
 pub fn norms_of_sum(sum: ValueId, rest: &[LoweredUnit]) -> Vec<(Norm, ValueId)> {
     let first = next_reader(sum, rest).and_then(|(_, p)| p.norm);

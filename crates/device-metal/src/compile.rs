@@ -1,11 +1,11 @@
 //! From units to tables: which kernel runs each unit for how many rows, with which arguments and
 //! buffers.
 //!
-//! `call` and `draft` hold what all units share. `primitives` has the kernels of single Ops;
-//! `linear` the projections; `attention` what reads KV pages; `merged` the projection that merges
-//! what a split attention left; `join` what a branch adds after its norm; `experts` the mixtures.
-//! `recurrent` has the layers with states; `choose` the kernels that choose tokens from logits;
-//! `products` has what the products with weights have in common.
+//! `call` and `draft` hold what all units share. `primitives` has the kernels of single Ops,
+//! `linear` the projections, `attention` the readers of KV pages, and `experts` the mixtures.
+//! `merged` has the projection that merges the parts of a split attention. `join` has the sum of a
+//! branch after its norm. `recurrent` has the layers with states; `choose` the kernels that choose
+//! tokens from logits; `products` has the shared code of products with weights.
 
 mod attention;
 mod call;

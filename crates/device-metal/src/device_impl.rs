@@ -42,13 +42,13 @@ struct ProgramSizes {
 pub(crate) type MetalProgram<G> = GpuProgram<Replayer<G>>;
 
 impl<G: MetalGpu> MetalDevice<G> {
-    /// With the profile of the chip.
+    /// A device with the profile of the chip.
     pub fn new(gpu: G) -> MetalDevice<G> {
         let profile = Profile::new(gpu.facts());
         MetalDevice::with_profile(gpu, profile)
     }
 
-    /// With another profile, for tests and predictions.
+    /// A device with another profile, for tests and predictions.
     pub fn with_profile(gpu: G, profile: Profile) -> MetalDevice<G> {
         MetalDevice { gpu: Arc::new(gpu), profile }
     }
@@ -59,7 +59,7 @@ impl<G: MetalGpu> MetalDevice<G> {
         MetalDevice { gpu: self.gpu.clone(), profile: Profile { split_positions, ..self.profile.clone() } }
     }
 
-    /// With another profile, on a GPU that others have too.
+    /// A device with another profile, on a GPU that other devices share.
     pub fn sharing(gpu: Arc<G>, profile: Profile) -> MetalDevice<G> {
         MetalDevice { gpu, profile }
     }
@@ -162,7 +162,7 @@ impl<G: MetalGpu> Device for MetalDevice<G> {
         }
     }
 
-    /// One: the rest is the GPU's.
+    /// One thread, since the GPU does the rest.
     fn n_threads(&self) -> usize {
         1
     }
@@ -211,7 +211,7 @@ impl<G: MetalGpu> Device for MetalDevice<G> {
         Ok(Box::new(self.compile_program(plans, limits)?))
     }
 
-    /// Sums and activations are f32 whatever the type.
+    /// Sums and activations are f32 for every type.
     fn arithmetic(&self, _: &Weight) -> Arithmetic {
         Arithmetic::F32
     }

@@ -1,5 +1,5 @@
-//! Sizes that the kernels fix: rows of a block, threads of a tile, bytes of what they leave in
-//! scratch. The headers under `kernels/` say where each comes from.
+//! Sizes that the kernels fix: rows of a block, threads of a tile, bytes of their results in
+//! scratch. The headers under `kernels/` define each size.
 
 use crate::arguments::ExpertTile;
 
@@ -40,7 +40,7 @@ pub const TILE_PAIRS: usize = 32;
 /// Bytes of the description of such a tile.
 pub const TILE_BYTES: usize = size_of::<ExpertTile>();
 
-/// Most tiles of `n_pairs` pairs.
+/// Maximum number of tiles of `n_pairs` pairs.
 pub fn n_tiles(n_experts: usize, n_pairs: usize) -> usize {
     n_experts + n_pairs / TILE_PAIRS
 }

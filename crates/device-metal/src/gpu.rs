@@ -4,8 +4,8 @@
 //! `metal-emulator`, on Linux), which runs the same shader sources. Tables, arguments, operands,
 //! barriers and steps in flight are the same code for both.
 //!
-//! Work is submitted in groups: the dispatches of a group may run at the same time and in any
-//! order, and each group sees what those before it wrote. On Apple's GPUs that is a concurrent
+//! Work is submitted in groups. The dispatches of a group may run at the same time and in any
+//! order, and each group sees the writes of earlier groups. On Apple's GPUs that is a concurrent
 //! encoder with a barrier between groups. What is submitted runs after what was submitted before,
 //! and sees what that wrote.
 
@@ -62,7 +62,7 @@ pub struct Facts {
     pub n_cores: usize,
     /// Alignment and unit of memory that can be used in place.
     pub page_bytes: usize,
-    /// Most bytes of threadgroup memory.
+    /// Maximum number of bytes of threadgroup memory.
     pub max_threadgroup_bytes: u32,
     /// True if shaders are compiled for tensor units.
     pub has_tensors: bool,
@@ -86,7 +86,7 @@ pub const SIMD_WIDTH: u32 = 32;
 pub struct Request {
     /// The function.
     pub kernel: Kernel,
-    /// Its function constants.
+    /// The pipeline's function constants.
     pub constants: Vec<(u16, Constant)>,
     /// Threads of its threadgroups, at most.
     pub threads: u32,

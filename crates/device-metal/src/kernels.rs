@@ -133,7 +133,7 @@ pub fn mixed_linear(block: BlockType, last: BlockType) -> Option<String> {
     PAIRS.contains(&(block, last)).then(|| format!("{}_{}", type_name(block), type_name(last)))
 }
 
-/// As `linear/constants.h` numbers them.
+/// Numbers of the types, as in `linear/constants.h`.
 pub const fn scale_kind(kind: ScaleType) -> u32 {
     match kind {
         ScaleType::F32 => 0,

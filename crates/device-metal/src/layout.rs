@@ -11,11 +11,11 @@ pub type Scratch = Parts<5>;
 
 /// The part of scratch with pairs of rows and experts in the order of the experts, u32.
 pub const ORDER: usize = 0;
-/// The part with the tiles of these pairs.
+/// The part of scratch with the tiles of the experts' pairs.
 pub const TILES: usize = 1;
 /// The part with partial sums of rows whose positions are split.
 pub const PARTIALS: usize = 2;
-/// The part with the totals of these sums.
+/// The part with the totals of the partial sums.
 pub const TOTALS: usize = 3;
 /// The part with the largest product of each threadgroup of a head of one row, 8 bytes each.
 pub const BESTS: usize = 4;
@@ -31,7 +31,7 @@ pub fn scratch_of(plan: &Plan, units: &[LoweredUnit], limits: &Limits) -> Scratc
             scratch.raise(TOTALS, totals);
         }
         if let Unit::Primitive(Op::Argmax { x, .. }) = unit {
-            // There are at most as many bests as SIMD-groups.
+            // Each SIMD-group writes at most one best logit.
             scratch.raise(BESTS, plan.value(*x).cols.div_ceil(GEMV_ROWS) * BEST_BYTES);
         }
         if let Some((ids, weight)) = unit.experts() {

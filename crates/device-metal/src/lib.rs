@@ -13,7 +13,7 @@
 //! 5. `device_gpu` has the program: it patches the step buffer and encodes a table into one command
 //!    buffer. Nothing is allocated or looked up.
 //!
-//! Everything up to there is one code for two GPUs behind the seam `gpu`: Apple's, and the emulated
+//! All code above it serves two GPUs behind the trait `gpu`. These are Apple's, and the emulated
 //! one that runs the same shader sources on Linux (`metal-emulated`; slow, for tests, never a
 //! default). Shaders are in `kernels/`, one kernel one file, at the same path as in the CPU device.
 #![deny(missing_docs)]

@@ -36,20 +36,20 @@ pub struct Profile {
     pub passes: &'static [Pass],
     /// Threads of a threadgroup that finds the largest of a vocabulary.
     pub argmax_threads: u32,
-    /// Most threads of a threadgroup that normalises a row.
+    /// Maximum number of threads of a threadgroup that normalises a row.
     pub norm_threads: u32,
     /// SIMD-groups that a GEMV should have in all, so that every core hides its memory's latency.
     pub gemv_simdgroups: u32,
-    /// SIMD-groups of a threadgroup of a GEMV whose rows none share: 1 to 16.
+    /// SIMD-groups of a threadgroup of a GEMV whose weight rows are not shared: 1 to 16.
     pub gemv_threadgroup: u32,
-    /// Most rows of x that one SIMD-group multiplies with the weights that it loads: 2, 4 or 8.
-    /// More read weights fewer times and need more registers (`kernels/NOTES.md`).
+    /// Maximum number of rows of x that one SIMD-group multiplies with the weights that it loads:
+    /// 2, 4 or 8. More read weights fewer times and need more registers (`kernels/NOTES.md`).
     pub product_rows: u32,
     /// SIMD-groups of a threadgroup that attends with few rows: 1 to 8.
     pub attention_simdgroups: u32,
-    /// SIMD-groups of a threadgroup of a GEMV that first makes its row, at most 16: what an
-    /// attention left in parts, or what a branch adds after its norm. Each threadgroup makes the
-    /// row for itself, so that few large ones read less.
+    /// SIMD-groups of a threadgroup of a GEMV that first computes its row, at most 16. The row is
+    /// the sum of an attention's parts, or a branch after its norm. Each threadgroup computes the
+    /// row, so fewer, larger threadgroups read less.
     pub merged_simdgroups: u32,
     /// Number of positions from which on a row's attention is split over threadgroups. The next
     /// projection, or a dispatch of its own, merges their results.
@@ -75,19 +75,19 @@ pub struct Profile {
 
 /// Choices that differ between GPU families.
 struct Family {
-    /// Apple's number of the first that is so.
+    /// Apple's number of the first GPU family with these values.
     number: u32,
-    /// As [`Profile::gemv_simdgroups`], for each core.
+    /// Like [`Profile::gemv_simdgroups`], for each core.
     gemv_simdgroups: u32,
-    /// As [`Profile::merged_simdgroups`].
+    /// Value of [`Profile::merged_simdgroups`].
     merged_simdgroups: u32,
 }
 
 /// M1 and M2; M3 and later.
 ///
-/// The first two set registers and threadgroup memory aside for the most that a kernel may need,
-/// and have room for some 24 SIMD-groups a core, so that threadgroups of 16 would leave a third of
-/// it empty while they wait at their barrier. From family 9 on both are given out as they are used
+/// The first two reserve registers and threadgroup memory for the largest need of a kernel, and
+/// have room for some 24 SIMD-groups per core. Threadgroups of 16 would leave a third of a core
+/// empty while they wait at their barrier. From family 9 on both are given out as they are used
 /// (Apple, "Explore GPU advancements in M3 and A17 Pro", 2023).
 const FAMILIES: [Family; 2] = [
     Family { number: 7, gemv_simdgroups: 12, merged_simdgroups: 8 },
@@ -95,9 +95,9 @@ const FAMILIES: [Family; 2] = [
 ];
 
 impl Profile {
-    /// For a GPU. A family that is not listed is as the last before it.
+    /// The profile of a GPU. A family that is not listed has the profile of the last earlier one.
     pub fn new(facts: &Facts) -> Profile {
-        // As an M4 Pro where the system does not say.
+        // An M4 Pro's value if the system does not report it.
         let cores = if facts.n_cores == 0 { 20 } else { facts.n_cores };
         let [first, ..] = &FAMILIES;
         let family = FAMILIES.iter().rfind(|family| family.number <= facts.family).unwrap_or(first);
@@ -110,33 +110,33 @@ impl Profile {
             gemv_simdgroups: family.gemv_simdgroups * cores as u32,
             gemv_threadgroup: 2,
             product_rows: 8,
-            // One runs and one waits, so that the GPU never idles; two more for a host that is
-            // late.
+            // One step runs and one waits, so the GPU never idles. Two more cover delays of the
+            // host.
             in_flight: 4,
             tile_rows: 64,
-            // Weights are read once a chunk: 434 MB of a model of 0.6 billion take 1.8 of the 83 ms
-            // that its products take with 512 rows (docs/metal.md). Twice as many rows would save 1
-            // %, and double the memory of activations.
+            // Each chunk reads the weights once: 434 MB of a 0.6B model take 1.8 of the 83 ms that
+            // its products take with 512 rows (docs/metal.md). Twice as many rows would save 1 %,
+            // and double the memory of activations.
             prompt_chunk: 512,
             attention_simdgroups: 8,
             merged_simdgroups: family.merged_simdgroups,
-            // From here on a head has two tiles of 32 positions for each of eight SIMD-groups, and
-            // unsplit attention would keep 4 to 8 threadgroups busy on 20 cores.
+            // At this number a head has two tiles of 32 positions for each of eight SIMD-groups.
+            // Unsplit attention would keep 4 to 8 threadgroups busy on 20 cores.
             split_positions: 256,
             // Two of eight SIMD-groups each hide a core's latency; every further split is read by
             // every threadgroup that merges.
             split_threadgroups: 2 * cores,
             // 64 neighbouring bytes of a key in F16, where 4 lanes read 32.
             key_lanes: 8,
-            // A chunk costs the same however full it is: as many multiply-adds as 16 positions one
-            // by one, and the bytes of five (docs/metal.md).
+            // A chunk costs the same with any number of positions: the multiply-adds of 16 single
+            // positions, and the bytes of five (docs/metal.md).
             scan_rows: 12,
             // Nobody has run them yet.
             tensor: false,
         }
     }
 
-    /// As `ingle metal-selftest --chip-profile` reads it: TOML, one field a line.
+    /// Prints the profile as TOML, one field a line, for `ingle metal-selftest --chip-profile`.
     pub fn to_text(&self) -> String {
         let rules: Vec<String> = self.rules.iter().map(|rule| format!("\"{}\"", rule.kind)).collect();
         let mut text = format!("# {}\nrules = [{}]\n", self.chip, rules.join(", "));
@@ -166,7 +166,7 @@ impl Profile {
         ]
     }
 
-    /// This profile with its fields replaced by those in `text` ([`Self::to_text`]).
+    /// Returns this profile with the fields of `text` replaced ([`Self::to_text`]).
     ///
     /// # Errors
     /// Number of a line that is no field, or whose value no kernel supports, and what was expected.
@@ -374,12 +374,12 @@ mod tests {
             assert_eq!(p.gemv_shape(16384, 8), (2, 1));
             assert_eq!([1, 2, 4, 5, 8].map(|n| p.key_lanes(n)), [8, 8, 8, 4, 4]);
             assert!((2..=MOST_SPLITS).contains(&p.n_splits(8)));
-            // SIMD-groups of a GEMV that first computes its row: at most two loads of the chip, and
-            // at least as many as there is work for.
+            // SIMD-groups of a GEMV that first computes its row: enough for its work, and at most
+            // two loads of the chip.
             assert_eq!([1, 2 * p.gemv_simdgroups as usize].map(|n| p.passes(n)), [1, 1]);
             assert!(65_536 / p.passes(65_536) <= 2 * p.gemv_simdgroups as usize);
         }
-        // A profile that was printed is read back, and what no kernel can do is refused.
+        // A printed profile is read back, and values that no kernel supports are refused.
         let m1 = profile("M1", 7);
         let other = Profile {
             in_flight: 2,

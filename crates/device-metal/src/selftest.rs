@@ -23,11 +23,11 @@ const TILES: [OpKind; 5] =
 
 /// The largest difference of a case from the interpreter.
 ///
-/// Sums in other orders, and exponentials and roots good to a few units in the last place, stay
-/// within a few times what f32 needs in any order. Tiles of matrices multiply in halves: a step is
-/// 2^-11 of a number, and a product has two, so that an element may be off by 2^-10 of what it is;
-/// it may be six times the size that differences are measured by. What several tiles make, one
-/// after the other, carries it on.
+/// Sums in other orders stay within a few times the rounding of f32. So do exponentials and roots
+/// that are exact to a few units in the last place. Tiles of matrices multiply in halves. A
+/// rounding step is 2^-11 of a number, and a product has two factors, so an element may be off by
+/// 2^-10 of its size. That size may be six times the one by which differences are measured. Several
+/// tiles in sequence accumulate this error.
 pub fn tolerance(case: &Case) -> f32 {
     let ops = case.plans.iter().flat_map(Plan::primitives);
     let n_tiles = ops.filter(|op| TILES.contains(&op.kind())).count();
@@ -56,8 +56,8 @@ pub fn may_split(case: &Case) -> bool {
 
 /// Compare every kernel with the interpreter: every case of a KV type that it has, unfused and
 /// fused, whole and row by row. Those with attention run again with sequences that are split over
-/// threadgroups after a few positions, as long ones are. `progress` is told of each case before it
-/// runs; `every` takes only each n-th.
+/// threadgroups after a few positions, as long ones are. `progress` is called before each case.
+/// `every` selects each n-th case.
 pub fn check<G: MetalGpu>(
     device: &MetalDevice<G>,
     every: usize,
@@ -80,7 +80,7 @@ pub fn check<G: MetalGpu>(
     checked
 }
 
-/// Rows of a matrix that differ; the others repeat them, for quantising takes long.
+/// Number of distinct rows of a matrix. The other rows repeat them, since quantising is slow.
 const N_DIFFERENT: usize = 64;
 
 /// A product by a matrix of a type: too large for caches where `n_out` is.

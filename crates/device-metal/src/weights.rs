@@ -1,8 +1,8 @@
 //! Places of weights: in the mapped file, as buffers without a copy, or in one buffer of copies.
 //!
 //! A map becomes as few buffers as the GPU's size limit allows; a weight is an offset into one.
-//! Weights are copied that are not views of a file, or not aligned as their kernels need, and
-//! stacks of experts whose matrices do not share one buffer.
+//! Weights are copied if they are not views of a file, or not aligned for their kernels. Stacks of
+//! experts are copied if their matrices do not share one buffer.
 
 use crate::gpu::{Buffer, Memory, MetalGpu};
 use device::key_bias::KnownKeys;
@@ -52,13 +52,13 @@ pub struct WeightPlan {
     segments: Vec<Segment>,
     /// Segment of each view, and its offset there.
     in_place: HashMap<Key, (usize, usize)>,
-    /// In the order of their copies, with their offsets.
+    /// Copied weights in the order of their copies, with their offsets.
     copied: Vec<(Bytes, usize)>,
     copied_bytes: usize,
 }
 
 impl WeightPlan {
-    /// For the weights of plans and what a GPU allows.
+    /// Places the weights of plans within the limits of a GPU.
     pub fn new<G: MetalGpu>(plans: &[Plan], gpu: &G) -> WeightPlan {
         let facts = gpu.facts();
         let mut copied = HashSet::new();
@@ -164,7 +164,7 @@ impl WeightPlan {
             let copies = gpu.allocate(Memory::Device, "weights, copied", self.copied_bytes)?;
             for (view, offset) in &self.copied {
                 // SAFETY: `copied_bytes` is the sum of all copies, so that each has its own range
-                // of the buffer; the buffer was just allocated, so nothing else reads or writes it.
+                // of the buffer. The buffer was just allocated, so nothing else reads or writes it.
                 unsafe {
                     std::ptr::copy_nonoverlapping(view.as_ptr(), copies.start().add(*offset), view.len());
                 }
@@ -195,13 +195,13 @@ impl Weights {
     }
 }
 
-/// Largest number of columns of a head whose keys are stored without their known bias: a query's
-/// terms are kept in threadgroup memory.
+/// Largest number of columns of a head whose keys are stored without their known bias. Threadgroup
+/// memory holds a query's terms.
 const MOST_BIASED_COLUMNS: usize = 256;
 
-/// Numbers that kernels look up: of each stack of experts, the offsets of its matrices' codes,
-/// scales and biases; the heads of each CrossScores; and what the keys of a layer are stored
-/// without (`kernels/key_bias.h`).
+/// Tables for kernels. They have the offsets of codes, scales and biases of the matrices of each
+/// stack of experts, and the heads of each CrossScores. They also have the constant terms that
+/// stored keys of a layer lack (`kernels/key_bias.h`).
 #[derive(Default)]
 pub struct LookupTables {
     /// Index of the first entry of a stack, by plan and weight.

@@ -35,8 +35,8 @@ fn last_cases(device: &MetalDevice<EmulatedGpu>) -> Vec<Case> {
     cases.into_iter().map(|(_, case)| case).collect()
 }
 
-/// No kernel lets Apple's compiler contract, so every bit stays the same. Runs of more cases
-/// compile all files; each begins with the pragma, as a test of the file list checks.
+/// No kernel lets Apple's compiler contract operations, so every bit is reproducible. Runs of more
+/// cases compile all files; each begins with the pragma, as a test of the file list checks.
 #[test]
 fn contraction_changes_no_bit() {
     let compiler = Compiler::new(metal_emulator::Options::new(SHADERS)).unwrap();

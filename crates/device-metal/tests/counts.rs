@@ -221,12 +221,13 @@ fn a_mixture_of_experts_has_seven_dispatches_a_layer() {
     }
 }
 
-/// Norms after attention and network, of values and of whole rows cost no dispatch with one row,
-/// and one for each part of a layer with many, which makes the norms before the next part too; next
-/// to a dense network experts cost no more than in its place. A layer's own input costs its two
-/// products; reading what another layer wrote costs what writing does; an expert that every row
-/// goes through costs one dispatch more than the chosen ones. Of a prompt one row is wanted, so
-/// what follows the last attention has one row; selecting it is two dispatches, and one for inputs.
+/// Norms after attention and network, of values and of whole rows cost no dispatch with one row.
+/// With many rows they cost one for each part of a layer, which computes the norms before the next
+/// part too. Next to a dense network, experts cost no more than in its place. A layer's own input
+/// costs its two products. Reading what another layer wrote costs as much as writing. A shared
+/// expert costs one dispatch more than the chosen ones. A prompt has one output row, so all
+/// commands after the last attention have one row. Its selection is two dispatches, and one for
+/// inputs.
 #[test]
 fn what_stands_behind_and_beside_costs_few_dispatches() {
     for block in [BlockType::Q4_0, BlockType::F16, BlockType::Q8_0] {
@@ -255,9 +256,9 @@ fn what_stands_behind_and_beside_costs_few_dispatches() {
     }
 }
 
-/// Loading compiles what a single row needs, and a step what its number of rows needs when it is
-/// first run, each file and kernel once; tables that name no kernel that was not there compile
-/// nothing.
+/// Loading compiles the kernels of a single row. The first step with another number of rows
+/// compiles the kernels of that number. Each file and kernel is compiled once, and tables that name
+/// no new kernel compile nothing.
 #[test]
 fn kernels_are_compiled_when_a_step_first_needs_them() {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));

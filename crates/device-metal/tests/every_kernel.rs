@@ -102,7 +102,7 @@ fn names(cases: &[Case]) -> Vec<&str> {
     cases.iter().map(|case| case.name.as_str()).collect()
 }
 
-/// With the results that they have without: a sanitizer's build rounds as any other does.
+/// The results equal those without a sanitizer, since its build has the same rounding.
 #[test]
 fn sanitizers_find_nothing() {
     let mut cases = cases();

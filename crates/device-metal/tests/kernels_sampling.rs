@@ -78,8 +78,9 @@ fn expected(logits: &[f32], params: &Sampling) -> Option<u32> {
     Chooser::new(logits.len()).choose(logits, &want, &Step::default(), std::iter::empty()).token
 }
 
-/// Logits of one of several kinds: as a model has them; few distinct ones; all equal; with some
-/// that are none; neighbours that a division makes equal; flat, so that no list has the nucleus.
+/// Logits of one of several kinds. They are like a model's, few distinct ones, all equal, or partly
+/// NaN. Others are neighbours that a division makes equal, or flat, so that no list has the
+/// nucleus.
 fn logits(rng: &mut Rng, n: usize, kind: usize) -> Vec<f32> {
     let uniform = |rng: &mut Rng| (rng.bits() >> 40) as f32 / (1u64 << 24) as f32;
     (0..n)
@@ -102,8 +103,8 @@ fn logits(rng: &mut Rng, n: usize, kind: usize) -> Vec<f32> {
 
 const KINDS: usize = 6;
 
-/// The device always chooses the host's token. Weights are the same floats here, and the sums
-/// differ by less than 2^-22. No random number of these seeds is so near a boundary.
+/// The device always chooses the host's token. Its weights are the same floats, and its sums differ
+/// by less than 2^-22. No random number of these seeds is that near a boundary.
 #[test]
 fn tokens_are_the_hosts() {
     let mut rng = Rng::new(5);
@@ -141,7 +142,7 @@ fn tokens_are_the_hosts() {
 #[test]
 fn stages_at_their_edges() {
     let mut rng = Rng::new(6);
-    // This random number is at no boundary, whatever the number of equal weights.
+    // This random number is at no boundary for any number of equal weights.
     let default = Sampling { random: 0.371_234_5, ..PLAIN };
     for kind in [0, 1, 2, 5] {
         let logits = logits(&mut rng, 3001, kind);
@@ -202,7 +203,7 @@ fn outputs_of_a_step_are_chosen_each_in_its_way() {
     }
 }
 
-/// No token where the host has none, or where an infinity leaves no probabilities.
+/// No token is chosen if the host chooses none, or if an infinite logit leaves no probabilities.
 #[test]
 fn nothing_to_choose_is_said() {
     let params = Sampling { top_k: 3, top_p: 0.9, ..PLAIN };
@@ -213,7 +214,7 @@ fn nothing_to_choose_is_said() {
     assert_eq!(token(&sample(&one, &params, 64).run().words(4)), 2);
 }
 
-/// As a head leaves them: of each `n` columns the largest and which it is, where there is none no
+/// Results in the form of a head's: the largest logit of each `n` columns and its column, or no
 /// column.
 fn parts(logits: &[f32], n: usize) -> Vec<u32> {
     let part = |(index, part): (usize, &[f32])| {
@@ -227,7 +228,7 @@ fn parts(logits: &[f32], n: usize) -> Vec<u32> {
     logits.chunks(n).enumerate().flat_map(part).collect()
 }
 
-/// The best of the logits, or of what a head left of each `n` of them.
+/// The largest of the logits, or of a head's results for each `n` of them.
 fn largest(logits: &[f32], n: Option<usize>) -> Launch {
     let parts = n.map_or(vec![0; 2], |n| parts(logits, n));
     let cols = n.map_or(logits.len(), |_| parts.len() / 2);
@@ -268,7 +269,7 @@ fn biases_and_penalties_are_as_defined() {
             let n_chosen = 7;
             let mut chosen: Vec<u32> = (0..n_chosen).map(|_| rng.below(n_vocab) as u32).collect();
             chosen[3] = NO_TOKEN;
-            // Not every list begins where the one before ends.
+            // Some lists do not begin at the end of the previous list.
             let (mut recent, mut pending) = (vec![u32::MAX; 2], vec![u32::MAX; 3]);
             let (mut choices, mut biases) = (vec![], vec![0; 2]);
             let rows: Vec<Vec<f32>> = lens.iter().map(|_| logits(&mut rng, n_vocab, 3)).collect();

@@ -1,5 +1,5 @@
-//! The kernels of the CPU and of Metal stand at the same paths: comparing two listings shows what
-//! is missing on either. What one has alone is listed here, with the reason.
+//! Kernels of the CPU and of Metal have the same paths, so two listings show the missing files of
+//! each. This file lists kernels of one device only, with the reason.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -30,7 +30,7 @@ fn stems(device: &str, extensions: &[&str]) -> BTreeSet<String> {
 const CPU_ONLY: &[&str] = &[
     // On Metal `gated_delta` and `selective_scan`.
     "recurrence",
-    // One file for the types of each instruction set, and what they read.
+    // The types of each instruction set have one file, and so do their readers.
     "linear/activation",
     "linear/affine_avx2",
     "linear/affine_avx512",
@@ -157,7 +157,7 @@ const METAL_ONLY: &[&str] = &[
     "linear/q1_0",
     "linear/tq1_0",
     "linear/tq2_0",
-    // The CPU's sampler is the engine's; what the CPU can do is measured by `peaks.rs`.
+    // The CPU's sampler is the engine's, and `peaks.rs` measures the CPU's rates.
     "sampling/arguments",
     "sampling/masks",
     "sampling/penalties",

@@ -1,5 +1,5 @@
-//! The tests of this crate are one binary, for each that links everything takes seconds to build.
-//! Those that watch their whole process are binaries of their own.
+//! The tests of this crate are one binary, since each binary takes seconds to link. Tests that
+//! observe their whole process are separate binaries.
 
 mod arithmetic;
 mod common;

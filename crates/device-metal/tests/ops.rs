@@ -38,13 +38,13 @@ fn experts() {
 #[test]
 fn attentions() {
     use OpKind::*;
-    // The kernels' own tests run every shape; three types of keys and values take turns here.
+    // The kernels' own tests run every shape. Cases here use three KV types in rotation.
     check(2, |case| matches!(case.kind, Attention | SelfAttention | CrossAttention | CrossScores));
 }
 
 #[test]
 fn blocks() {
-    // Several kernels each, all of which `products` runs by themselves for every type.
+    // Each type has several kernels, and `products` runs each of them alone.
     check(5, |case| case.kind == OpKind::Fused && !has_norms_behind(case));
 }
 
@@ -107,8 +107,8 @@ fn long_sequences() {
     }
 }
 
-/// The bound is the product's own, of one row, of a few and of tiles; the best is looked for in
-/// what the head of one row left.
+/// The bound is that of the product of one row, of a few rows or of tiles. The largest logit is
+/// searched in the partial results of the head for one row.
 #[test]
 fn bounded_logits() {
     let mut b = PlanBuilder::new(5, 83);
@@ -129,7 +129,7 @@ fn bounded_logits() {
     }
 }
 
-/// One kernel for one row, two for more: as files that mix types have q, k and v.
+/// One row uses one kernel, more rows use two, as for the q, k and v of files with mixed types.
 #[test]
 fn three_products_of_which_the_last_has_another_type() {
     let mut b = PlanBuilder::new(3, 29);

@@ -58,8 +58,8 @@ fn no_order_changes_a_bit() {
     }
 }
 
-/// For one sequence and for three, greedy, sampled and with penalties, whatever the order of lanes:
-/// as steps that run one by one, whose tokens the host chooses.
+/// One sequence and three, greedy, sampled and with penalties, in any order of lanes: tokens equal
+/// those of steps that run one by one, whose tokens the host chooses.
 #[test]
 fn steps_in_flight_give_the_tokens_of_single_steps() {
     for (order, every) in [(LaneOrder::Forward, 1), (LaneOrder::Reverse, 5), (LaneOrder::Random(7), 6)] {
@@ -73,8 +73,8 @@ fn link(row: u32, ticket: Ticket, output: u32) -> Link {
     Link { row, from: OutputRef { ticket, output } }
 }
 
-/// A sequence that has ended while a later step of it is in flight is left out; the other goes on,
-/// and its pages serve a third.
+/// A sequence that ended while its later step is in flight is dropped. The other one continues, and
+/// a third one gets the free pages.
 #[test]
 fn a_sequence_that_ends_early_disturbs_nobody() {
     let device = device();
@@ -193,8 +193,8 @@ fn links_that_cannot_be_are_refused() {
     program.run(&good.borrow()).unwrap();
 }
 
-/// After each node, the value that it wrote can be read or is not there, and what can be read is
-/// what the whole step's interpreter has, within the rounding of F16 pages.
+/// After each node, the value that it wrote is readable or absent. A readable value equals that of
+/// the interpreter of the whole step, within the rounding of F16 pages.
 #[test]
 fn values_can_be_read_after_every_node() {
     let device = device();
@@ -358,8 +358,9 @@ fn plans_are_replaced_while_sequences_go_on() {
     device_testing::check_replaced_plans(&device()).unwrap();
 }
 
-/// Chunks come and go while steps run: a commit neither waits nor moves a page, a decommit frees
-/// exactly its own, and the tokens are those of a program that has all its memory from the start.
+/// Chunks are committed and decommitted while steps run. A commit neither waits nor moves a page,
+/// and a decommit frees exactly its own chunk. The tokens equal those of a program that has all its
+/// memory from the start.
 #[test]
 fn pages_come_and_go_in_chunks() {
     let device = device();
@@ -376,7 +377,7 @@ fn pages_come_and_go_in_chunks() {
     let groups = 0..plan.kv.groups.len();
     let granule = program.committed().granule(0) as u32;
     assert!(granule > 1 && granule < 64, "{granule}");
-    // Pages from the middle of the pool, whose chunks are far apart: the last granule first.
+    // Pages from the middle of the pool, whose chunks are far apart, the last granule first.
     let place = |page: u32| if page < granule { 64 / granule * granule - granule + page } else { page };
     let tokens: Vec<u32> = (0..2 * granule * limits.page_len as u32 - 3).map(|t| t % 50).collect();
     let mut step = one_sequence(&plan, &limits, &tokens[..9], 0).with_outputs(vec![8], Want::BEST);

@@ -7,7 +7,7 @@
 //! and an expert's matrices like a Linear's. Where an Op needs a whole row, an AllReduce adds
 //! partial values, and an AllGather collects heads and logits.
 //!
-//! The uses of a value decide whether to divide it. So a plan is walked several times: at first
+//! The uses of a value decide whether to divide it. So a plan is walked several times. At first
 //! every possible value is divided, and values that an Op needs whole are not divided in the next
 //! walk ([`Bans`]). Attention is always divided, since keys and values are.
 //!

@@ -108,7 +108,8 @@ mod tests {
         let op = Cross { layer, kv, n_states: 18, n_heads: 2, scale: 0.5 };
         let mut out = [f32::NAN; 4];
         attention(1, &op, &pages, &[2.0, 5.0, 0.0, 0.0], |_| &table, &mut out);
-        // e^(0.5 * 2 ln 17) = 17 against 17 times 1; and 18 times the same.
+        // The first query weights one state by e^(0.5 * 2 ln 17) = 17 and 17 states by 1. The
+        // second one weights all 18 alike.
         let close = |a: f32, b: f32| (a - b).abs() < 1e-6;
         assert!(close(out[0], 0.5) && close(out[1], 3.0) && close(out[2], 1.0 / 18.0), "{out:?}");
         let mut out = [f32::NAN; 36];

@@ -21,7 +21,7 @@ pub const NAME: &str = "reference";
 /// Pages of a granule.
 const GRANULE: usize = 2;
 
-/// Most steps in flight. One, since a step is computed during its submission.
+/// Maximum number of steps in flight. One, since a step is computed during its submission.
 const IN_FLIGHT: usize = 1;
 
 /// Memory of the interpreter: weights in place, f32 copies of vectors, a buffer for each value, and

@@ -3,7 +3,7 @@
 //! Values keep their ids. A segment reads values of earlier segments as rows of f32 through the
 //! host. The plan of the writing segment keeps each such value. It is stored in a slot of host
 //! memory until its last reader has run, and is a group of columns of the reader's [`Op::Input`].
-//! The Input has a row for each token, so values with a row for each output are first spread over
+//! The Input has a row for each token. So values with a row for each output are first spread over
 //! the rows of their tokens, and then selected again. Each segment computes values that depend on
 //! the step alone ([`Op::Ordinals`], [`Op::Adapters`]) itself.
 

@@ -4,9 +4,9 @@
 //! Every plan is cut into segments, each for one device ([`cut`]). Cutting at a layer makes two
 //! segments. Cutting out experts makes a segment for each layer's experts, and segments between
 //! them. The experts are the Ops that depend on a router's choice ([`place`]). The choice itself is
-//! made on the experts' device, so only rows of f32 cross: hidden states between layers; and the
-//! input, router logits and sum of experts. All pass through the host, and so does the residual
-//! stream around experts.
+//! made on the experts' device, so only rows of f32 cross. These rows are hidden states between
+//! layers, and the input, router logits and sum of experts. All pass through the host, and so does
+//! the residual stream around experts.
 //!
 //! Each device compiles its segments as plans of one program, which share pages, states and
 //! weights. Keys and values are on the device of their layer, in pages with the same numbers on

@@ -131,8 +131,8 @@ fn mixture(seed: u64, block: BlockType) -> Plan {
     let x = b.rms_norm(x, HIDDEN);
     let logits = b.linear(x, 97, block, false);
     let mut plan = b.finish(logits);
-    // The residual stream after the first layer, whose rows are tokens', and the result of experts
-    // in the middle of the second.
+    // The residual stream after the first layer, with a row for each token, and the result of
+    // experts in the middle of the second.
     plan.kept = vec![
         of_layer(&plan, 0, |op| matches!(op, Op::Add { .. })),
         of_layer(&plan, 1, |op| matches!(op, Op::ExpertLinear { .. })),

@@ -57,8 +57,8 @@ impl Steps {
 /// Logits of all output rows.
 type Logits = Vec<Vec<f32>>;
 
-/// Checks background steps between steps of another sequence. A background step writes what a
-/// submitted step writes, and does not change the other steps; an abandoned one leaves no trace;
+/// Checks background steps between steps of another sequence. A background step writes the same
+/// bytes as a submitted step, and does not change other steps. An abandoned one leaves no trace,
 /// and calls that would corrupt one are refused.
 ///
 /// # Errors
@@ -110,8 +110,8 @@ fn check(device: &dyn Device, plan: &Plan, limits: &Limits) -> Outcome {
         run(program.as_mut(), step, &mut expected)?;
     }
 
-    // One part after each step, then all that remain. Before, `n_abandoned` parts of a step that is
-    // abandoned.
+    // Computes one part after each step, then all remaining parts. Before that, `n_abandoned` parts
+    // of an abandoned step run.
     for n_abandoned in [None, Some(0), Some(3)] {
         let (mut program, mut found) = (new()?, Logits::new());
         let program = program.as_mut();

@@ -3,7 +3,7 @@
 //!
 //! A KV page holds a hash of the sequence's tokens up to each position ([`history`]). A step's row
 //! reads the hash of the position before its own through the page table, mixes in its token, and
-//! stores the result; its logits are a function of that hash ([`next_token`]). So the output
+//! stores the result. Its logits are a function of that hash ([`next_token`]). So the output
 //! depends on the tokens of the sequence alone, as a real model's does. Slots, page numbers,
 //! batches and chunks do not matter. A page that is missing, stale, shared by mistake or not copied
 //! causes an error or another token.
@@ -36,7 +36,7 @@ use program::NullProgram;
 
 const NAME: &str = "null";
 
-/// Most rows of a background step, in which each part computes one row.
+/// Maximum number of rows of a background step, in which each part computes one row.
 const BACKGROUND_ROWS: usize = 16;
 
 /// Logit of the best token; all others are below 0.
@@ -161,7 +161,7 @@ pub enum Event {
 pub struct NullDevice {
     rules: Vec<Rule>,
     memory: Option<platform::SystemMemory>,
-    /// Most steps in flight, minus one.
+    /// Maximum number of steps in flight, minus one.
     ahead: usize,
     /// Pages of a granule, minus one.
     beside: usize,

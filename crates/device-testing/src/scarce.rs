@@ -19,7 +19,7 @@ pub struct Scarce {
 
 /// Counts over all programs of a device.
 struct Counts {
-    /// Most pages that may be committed at once.
+    /// Maximum number of pages that may be committed at once.
     most: AtomicUsize,
     /// Index of the commit to refuse, from 0.
     refused: AtomicUsize,

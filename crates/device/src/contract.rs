@@ -122,14 +122,14 @@ pub enum Numerics {
 /// The sizes for which a program is compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most rows of a step: the prefill chunk.
+    /// Maximum number of rows of a step: the prefill chunk.
     pub max_rows: usize,
-    /// Most rows of a step whose logits are wanted.
+    /// Maximum number of rows of a step whose logits are wanted.
     pub max_outputs: usize,
-    /// Most spans (sequences) of a step.
+    /// Maximum number of spans (sequences) of a step.
     pub max_spans: usize,
-    /// Most positions of one sequence. Plans without Embed are bounded by their own tables and
-    /// encoder states instead.
+    /// Maximum number of positions of one sequence. Plans without Embed are bounded by their own
+    /// tables and encoder states instead.
     pub n_ctx: usize,
     /// Positions of one page; a power of two, at least 16.
     pub page_len: usize,
@@ -137,8 +137,8 @@ pub struct Limits {
     pub n_pages: Vec<usize>,
     /// Number of states of recurrent layers ([`Step::states`]); 0 if no plan has such layers.
     pub n_states: usize,
-    /// Most rows of a background step ([`Program::begin_background`]), at most `max_rows`; 0
-    /// disables such steps.
+    /// Maximum number of rows of a background step ([`Program::begin_background`]), at most
+    /// `max_rows`; 0 disables such steps.
     pub background_rows: usize,
     /// Storage type of keys and values.
     pub kv_type: KvType,
@@ -223,8 +223,8 @@ pub struct BackgroundProgress {
 /// Steps are submitted and waited for. A device runs steps and page operations in the order of
 /// submission: a copied page holds what earlier steps wrote.
 pub trait Program: Send {
-    /// Most steps that may be submitted before the first is waited for, at least 1. A device with 1
-    /// may compute the step within [`Self::submit`].
+    /// Maximum number of steps that may be submitted before the first is waited for, at least 1. A
+    /// device with 1 may compute the step within [`Self::submit`].
     fn max_in_flight(&self) -> usize {
         1
     }
@@ -375,9 +375,9 @@ pub trait Program: Send {
         Err(pages_stay())
     }
 
-    /// Replaces the compiled plans by these, of which there may be more or fewer. They have the
-    /// same KV layout and fit the limits: pages and states stay as they are, and weights that both
-    /// have are not loaded again. The choices of the last step may be lost.
+    /// Replaces the compiled plans by `plans`; their number may differ. New plans have the same KV
+    /// layout and fit the limits: pages and states stay as they are, and weights that both have are
+    /// not loaded again. The choices of the last step may be lost.
     ///
     /// # Errors
     /// A step is in flight or in the background, memory was refused, or the device cannot replace

@@ -179,9 +179,9 @@ impl KnownKeys {
         &self.starts[position / BLOCK * n..][..n]
     }
 
-    /// Everything as words of 4 bytes for GPU kernels, in this order: the number of constant
-    /// columns, the number of pairs, 0, 0; the constant columns; then, as f32, the biases, the
-    /// tables within a block, and the tables of the blocks' first positions.
+    /// All fields as words of 4 bytes for GPU kernels. The order is: number of constant columns,
+    /// number of pairs, 0, 0, and the constant columns. The rest is f32: biases, tables within a
+    /// block, and tables of the blocks' first positions.
     pub fn words(&self) -> impl Iterator<Item = u32> + '_ {
         let bias = &self.bias;
         let sizes = [bias.constant.len(), bias.pairs.len(), 0, 0];

@@ -39,7 +39,7 @@ pub struct KvLayer {
 pub struct KvGroup {
     /// Positions that must be kept; `None` keeps all.
     pub window: Option<usize>,
-    /// As [`KvLayer::encoder_states`].
+    /// Value of [`KvLayer::encoder_states`] in every layer of the group.
     pub encoder_states: Option<usize>,
     /// The layers, in ascending order.
     pub layers: Vec<KvLayerId>,

@@ -21,7 +21,7 @@ pub const fn vector_bytes(head_dim: usize) -> usize {
 pub const MAX: f32 = 127.0;
 /// Largest quantised attention weight.
 pub const MAX_WEIGHT: f32 = 255.0;
-/// Most columns that are rotated together.
+/// Maximum number of columns that are rotated together.
 pub const MAX_PIECE: usize = 64;
 
 /// Number added to the weight of a position before rounding to nearest. The numbers are the
@@ -45,8 +45,8 @@ pub const fn piece(head_dim: usize) -> usize {
     1 << (head_dim | MAX_PIECE).trailing_zeros()
 }
 
-/// Rotates a vector, piece by piece, by sums and differences of columns 1 apart, then 2 apart, and
-/// so on, scaled by the root of the piece's length. A second rotation restores the vector.
+/// Rotates a vector, piece by piece: sums and differences of columns 1 apart, then 2 apart, and so
+/// on, scaled by the root of the length. A second rotation restores the vector.
 pub fn rotate(x: &mut [f32]) {
     let piece = piece(x.len());
     for apart in (0..piece.ilog2()).map(|step| 1 << step) {
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    /// No other scale of those tried has a smaller error, and none makes a number overflow.
+    /// The chosen scale has the smallest error of all candidates, and none overflows a number.
     #[test]
     fn the_scale_is_the_best_of_those_tried() {
         let (mut searched, mut plain) = (0.0, 0.0);

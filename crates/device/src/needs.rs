@@ -38,7 +38,7 @@ pub struct Needs {
     pub n_vocab: usize,
     /// Number of logits of an output row.
     pub n_logits: usize,
-    /// Most positions of a sequence.
+    /// Maximum number of positions of a sequence.
     pub n_positions: usize,
     /// Rows and columns of [`crate::Step::input`].
     pub input: Option<(RowCount, usize)>,

@@ -16,9 +16,9 @@ pub struct WeightId(pub u32);
 /// Number of rows of a value, known when a step runs.
 #[derive(Clone, Copy, Debug)]
 pub enum RowCount {
-    /// One for each token of the step.
+    /// One row for each token of the step.
     Tokens,
-    /// One for each row whose logits are wanted.
+    /// One row for each row whose logits are wanted.
     Outputs,
     /// This number of rows for each token, at least 1: token `i` has rows `k * i` to `k * (i + 1) -
     /// 1`. With 1 it equals [`Self::Tokens`].

@@ -4,8 +4,8 @@ use crate::OpKind;
 
 /// Kind of a fused Op. A device has one kernel (or schedule) for each kind in its profile.
 ///
-/// In every kind all parts belong to one layer, all their values have the same rows (tokens or
-/// outputs), and the group of a norm is the whole row unless stated otherwise.
+/// In every kind all parts belong to one layer, and all their values have the same rows (tokens or
+/// outputs). The group of a norm is the whole row unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FusedKind {
     /// RmsNorm, then one to three Linears that read it (q, k, v; or the head).
@@ -35,9 +35,9 @@ pub enum FusedKind {
 pub struct PatternPart {
     /// The kind of Op.
     pub kind: OpKind,
-    /// Fewest times in a row.
+    /// Minimum times in a row.
     pub min: u8,
-    /// Most times in a row.
+    /// Maximum times in a row.
     pub max: u8,
     /// Index of an earlier place in the pattern; each Op must read a value that an Op of that place
     /// wrote.

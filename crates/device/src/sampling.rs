@@ -43,7 +43,7 @@ pub enum Stage {
     Dynamic {
         /// At least 0.
         low: f32,
-        /// At least `low`.
+        /// Upper bound, at least `low`.
         high: f32,
         /// Above 0.
         exponent: f32,

@@ -112,9 +112,8 @@ impl Step<'_> {
     ///
     /// - the plan exists, the input has its length, and sizes are within the limits;
     /// - spans cover the rows in order, and a slot has at most one span;
-    /// - every position that a span writes or that its windows need has a committed page within
-    ///   range, and so has every position of encoder states; a span that writes encoder states has
-    ///   a row for each;
+    /// - every position that a span writes, that its windows need, or of encoder states has a
+    ///   committed page within range; a span that writes encoder states has a row for each;
     /// - every span of a plan with recurrent layers has states within range, and writes one that
     ///   nothing else in the step uses;
     /// - every span of a plan with adapters has one, within range;

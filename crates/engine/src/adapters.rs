@@ -148,7 +148,7 @@ impl Engine {
 
     /// Install planned adapters, between two steps. Returns false, with nothing changed, if the
     /// engine's adapters have changed since the planner was made, or a sequence uses an adapter
-    /// that the plan lacks; then plan again.
+    /// that the plan lacks. The caller then plans again.
     ///
     /// # Errors
     /// The memory is short, or the device failed. Nothing has changed then.

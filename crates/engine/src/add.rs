@@ -15,8 +15,8 @@ impl Engine {
     /// highest priority first, then tenants in turn, then in order of arrival.
     ///
     /// # Errors
-    /// The prompt is empty, too long, or has ids that are not in the vocabulary; a parameter is
-    /// outside its limits; it has stop strings and there is no tokenizer; or the queue is full.
+    /// The prompt is empty, too long, or has ids that are not in the vocabulary. A parameter is
+    /// outside its limits. The request has stop strings without a tokenizer. The queue is full.
     pub fn add(&mut self, mut request: Request) -> Result<SequenceId> {
         self.scheduler.check_room()?;
         self.fit_prompt(&mut request)?;

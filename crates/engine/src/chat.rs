@@ -1,8 +1,8 @@
 //! A conversation: messages, and their tokens by the model's chat template.
 //!
 //! Each turn renders and tokenises all messages anew; the prefix cache finds the tokens that are
-//! computed already. So a template may look back as it likes (drop old reasoning, count turns), and
-//! a conversation that is edited, saved or continued elsewhere needs no other path.
+//! computed already. So a template may use all earlier turns (drop old reasoning, count turns). A
+//! conversation that is edited, saved or continued elsewhere needs no other path.
 
 use std::sync::Arc;
 

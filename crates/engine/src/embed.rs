@@ -17,7 +17,7 @@ use device::Want;
 use crate::scheduler::{OutputRows, StepBuffers};
 use crate::{Error, LoadOptions, Model, Result, Turns, WeightFiles};
 
-/// Most texts of a step.
+/// Maximum number of texts of a step.
 const MAX_SPANS: usize = 128;
 
 /// Vectors of texts.
@@ -283,13 +283,13 @@ pub struct TextEncoder {
 }
 
 impl TextEncoder {
-    /// Most tokens of a text.
+    /// Maximum number of tokens of a text.
     pub fn most_tokens(&self) -> usize {
         self.n_ctx
     }
 
-    /// Most bytes of a text that may fit in [`Self::most_tokens`] tokens; a longer one would be
-    /// cut.
+    /// Maximum number of bytes of a text that may fit in [`Self::most_tokens`] tokens; a longer one
+    /// would be cut.
     ///
     /// # Errors
     /// There is no tokenizer.

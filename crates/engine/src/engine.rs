@@ -400,8 +400,8 @@ fn guarded<T>(call: impl FnOnce() -> device::Result<T>) -> Result<T> {
     }
 }
 
-/// Most bytes of KV pages: the option, or the memory that is free beside everything else of the
-/// model, but at least what one sequence needs.
+/// Maximum number of bytes of KV pages: the option, or the memory that is free beside everything
+/// else of the model, but at least what one sequence needs.
 fn kv_budget(plan: &Plan, limits: &Limits, memory: &MemoryReport, options: &LoadOptions) -> Result<u64> {
     let least = memory::check_budget(&plan.kv, limits, options)?;
     Ok(match options.kv_budget {

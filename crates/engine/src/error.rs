@@ -160,7 +160,7 @@ pub enum Error {
     QueueFull {
         /// Requests that wait.
         n_waiting: usize,
-        /// Most requests that may wait.
+        /// Maximum number of requests that may wait.
         limit: usize,
     },
     /// The sequence neither waits nor runs.
@@ -171,7 +171,7 @@ pub enum Error {
     TokenOutOfRange {
         /// The token id.
         token: u32,
-        /// Its position in the prompt.
+        /// The token's position in the prompt.
         position: usize,
         /// Size of the vocabulary.
         n_vocab: usize,

@@ -54,7 +54,7 @@ pub mod sampling;
 pub use adapters::{AdapterPlanner, PlannedAdapters};
 pub use chat::Conversation;
 pub use constraint::{Constraint, ConstraintResult};
-/// Most tokens that are reported with each token.
+/// Maximum number of tokens that are reported with each token.
 pub use device::MAX_BEST as MAX_BEST_LOGPROBS;
 pub use diff::{ValueDiff, diff};
 pub use embed::{Embedder, Embeddings, TextEncoder};

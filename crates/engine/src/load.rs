@@ -27,9 +27,9 @@ pub const DEFAULT_TOKEN_LATENCY: Duration = Duration::from_millis(200);
 /// snapshots of prompts.
 const STATES_OF_SEQUENCE: usize = 8;
 
-/// Most draft tokens of a sequence in a step, unless an option says otherwise. With the token
-/// before them they are eight rows, for which devices have kernels; a ninth row would need slower
-/// ones.
+/// Maximum number of draft tokens of a sequence in a step, unless an option says otherwise. With
+/// the token before them they are eight rows, for which devices have kernels; a ninth row would
+/// need slower ones.
 pub const DEFAULT_DRAFT: usize = 7;
 
 /// Source of the tokenizer.
@@ -48,17 +48,18 @@ pub enum TokenizerSource {
 /// Options for loading a model. Options of a single sequence are in [`crate::Request`].
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Most tokens of a sequence, prompt and answer together; `None`: the trained length, or less
-    /// if one sequence of that length does not fit in free memory.
+    /// Maximum number of tokens of a sequence, prompt and answer together; `None`: the trained
+    /// length, or less if one sequence of that length does not fit in free memory.
     pub n_ctx: Option<usize>,
     /// Storage type of keys and values; `None`: the device's default.
     pub kv_type: Option<KvType>,
-    /// Most prompt tokens of a step; `None`: the device's choice ([`Device::prompt_chunk`]).
+    /// Maximum number of prompt tokens of a step; `None`: the device's choice
+    /// ([`Device::prompt_chunk`]).
     pub chunk: Option<usize>,
     /// Number of sequences that run at once; further ones wait.
     pub n_sequences: usize,
-    /// Most sequences that wait; further ones are refused with [`Error::QueueFull`]. `None`: any
-    /// number.
+    /// Maximum number of sequences that wait; further ones are refused with [`Error::QueueFull`].
+    /// `None`: any number.
     pub max_waiting: Option<usize>,
     /// Longest time between two tokens of an answer while prompts are computed beside it, unless
     /// its request says otherwise. It limits the prompt rows of a step, once the times of steps are
@@ -72,14 +73,14 @@ pub struct LoadOptions {
     pub latency_steps: Option<f64>,
     /// Lower bound of the limit by `latency_steps`: shorter delays are not noticed.
     pub least_latency: Duration,
-    /// Most rows of a step whose logits can be read; `None`: one for each sequence, which
-    /// generating needs. Scoring (`logits`, `perplexity`) computes this many positions together, at
-    /// `4 * n_vocab` bytes each.
+    /// Maximum number of rows of a step whose logits can be read; `None`: one for each sequence,
+    /// which generating needs. Scoring (`logits`, `perplexity`) computes this many positions
+    /// together, at `4 * n_vocab` bytes each.
     pub n_outputs: Option<usize>,
     /// Positions of a KV page, a power of two, at least 16; `None`: the device's choice.
     pub page_len: Option<usize>,
-    /// Most bytes of keys and values, of running sequences and cached prefixes together; `None`:
-    /// the memory that is free at load beside weights and activations.
+    /// Maximum number of bytes of keys and values, of running sequences and cached prefixes
+    /// together; `None`: the memory that is free at load beside weights and activations.
     pub kv_budget: Option<u64>,
     /// Governor that sets the budget of this model's pages while it runs; `None`: only `kv_budget`
     /// limits them.
@@ -90,8 +91,8 @@ pub struct LoadOptions {
     pub check_memory: bool,
     /// Policy for verifying draft tokens together with the next token.
     pub speculate: Speculate,
-    /// Most draft tokens of a sequence in a step. Each needs a row of logits, `4 * n_vocab` bytes,
-    /// for each sequence.
+    /// Maximum number of draft tokens of a sequence in a step. Each needs a row of logits, `4 *
+    /// n_vocab` bytes, for each sequence.
     pub max_draft: usize,
     /// Turns shared with other engines on the same processors, so that one of them runs a step at a
     /// time.
@@ -467,7 +468,7 @@ impl Model {
         self.plan.value(self.plan.output).cols
     }
 
-    /// The tokenizer, if there is one; built now if it was not used before.
+    /// The tokenizer, if there is one; the first call builds it.
     ///
     /// # Errors
     /// The vocabulary is broken, or the tokenizer's folder has none.

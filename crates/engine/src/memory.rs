@@ -112,9 +112,10 @@ pub fn plan_memory(model: &Model, device: &dyn Device, options: &LoadOptions) ->
 /// Options with a context length, their fused plans, and the memory that they need.
 pub(crate) struct Settled {
     pub(crate) options: LoadOptions,
-    /// The fused plans, in the program's order: the model's own; the one with adapters, if there
-    /// are any; the one of given rows, if the model sees and the device can run its tower; the one
-    /// of the next-token layer, if the model has it ([`Model::predicting`]).
+    /// The fused plans, in the program's order. First is the model's own plan, then the plan with
+    /// adapters, if there are any. The plan of given rows follows if the model reads images and the
+    /// device can run its tower. The last is the plan of the next-token layer, if the model has it
+    /// ([`Model::predicting`]).
     pub(crate) plans: Vec<Plan>,
     pub(crate) memory: MemoryReport,
     /// Reason for which images are refused although the model sees.

@@ -79,8 +79,8 @@ pub struct Request {
     pub images: Vec<Arc<Picture>>,
     /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// Most tokens to generate; `None`: until the model ends its turn or the context is full. 0
-    /// computes the prompt only.
+    /// Maximum number of tokens to generate; `None`: until the model ends its turn or the context
+    /// is full. 0 computes the prompt only.
     pub max_tokens: Option<usize>,
     /// Stop strings: the answer ends before any of them.
     pub stop: Stops,
@@ -388,7 +388,7 @@ impl Sequence {
         (self.pending, self.draft) = (Vec::with_capacity(n_pending), Vec::with_capacity(n_draft));
     }
 
-    /// Most tokens that the sequence can have in a context of `n_ctx`.
+    /// Maximum number of tokens that the sequence can have in a context of `n_ctx`.
     pub(crate) fn most_tokens(&self, n_ctx: usize) -> usize {
         match self.overflow {
             Overflow::Slide { .. } => n_ctx,
@@ -399,8 +399,8 @@ impl Sequence {
         }
     }
 
-    /// Most draft tokens of use: the tokens that the context of `n_ctx` and the request leave after
-    /// the next one.
+    /// Maximum number of draft tokens of use: the tokens that the context of `n_ctx` and the
+    /// request leave after the next one.
     pub(crate) fn most_draft(&self, n_ctx: usize) -> usize {
         let in_context = n_ctx.saturating_sub(self.tokens.len());
         in_context.min(self.max_tokens.saturating_sub(self.n_generated)).saturating_sub(1)

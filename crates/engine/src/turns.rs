@@ -1,8 +1,8 @@
 //! Turns of engines that share processors: one step at a time, in the order of arrival.
 //!
-//! Two pools of workers, each as large as the machine, slow one another down by far more than half:
-//! at every barrier one waits for a worker that the other has displaced. Alternating steps cost
-//! each of them only half.
+//! Two pools of workers, each as large as the machine, slow one another down by far more than half.
+//! At every barrier one pool waits for a worker that the other has displaced. Alternating steps
+//! cost each of them only half.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

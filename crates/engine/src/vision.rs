@@ -5,11 +5,12 @@
 //! rows run the program's second plan, whose input is embeddings: those of tokens beside those of
 //! images ([`model::GivenRows`]).
 //!
-//! If positions have three axes (M-RoPE), an image has fewer positions than rows. Instead of moving
-//! the text after the last image to earlier positions, everything up to the end of that image gets
-//! rotary positions that are later by the difference. Attention depends only on differences of
-//! positions, so the scores are the same. An answer is then decoded like any text, at the position
-//! that is its row's index. Prompts share cached rows only if their differences are the same.
+//! If positions have three axes (M-RoPE), an image has fewer positions than rows. The text after
+//! the last image is not moved to earlier positions. Instead, everything up to the end of that
+//! image gets rotary positions that are later by the difference. Attention depends only on
+//! differences of positions, so the scores are the same. An answer is then decoded like any text,
+//! at the position that is its row's index. Prompts share cached rows only if their differences are
+//! the same.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -335,7 +336,7 @@ impl Vision {
         Ok(rows)
     }
 
-    /// Run a plan of the tower over spans with these numbers of rows. Returns all rows of its
+    /// Run a plan of the tower over spans with the given numbers of rows. Returns all rows of its
     /// result.
     fn run(&mut self, plan: usize, input: &[f32], spans: &[usize]) -> Result<Vec<f32>> {
         let Some((_, program)) = &mut self.program else { return Ok(Vec::new()) };

@@ -18,10 +18,10 @@ fn prompt() -> Vec<u32> {
 }
 
 /// The weights are BF16, so the arithmetic is f32: with keys and values in f32 the bound is the
-/// reference's own. Half precision has 11 bits, 5e-4 of a value: a key off by that much moves the
-/// logits (up to 10 here) in the third digit; whole numbers of 16 bits have about as many. The ten
-/// layers of `gemma4_e2b` amplify any rounding ten times more than the other fixtures do, f32's
-/// too; those of `gemma3n` twice.
+/// reference's own. Half precision has 11 bits, 5e-4 of a value. A key with that error moves the
+/// logits (up to 10 here) in the third digit. KV of type i16 has a similar error. The ten layers of
+/// `gemma4_e2b` amplify any rounding ten times more than the other fixtures do, f32's too; those of
+/// `gemma3n` twice.
 #[test]
 fn logits_agree_with_the_reference_by_every_way_of_prefill() {
     for name in FAMILIES {

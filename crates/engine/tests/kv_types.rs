@@ -1,5 +1,5 @@
-//! Tests of the error of each KV type against exact keys and values, with biases of keys hundreds
-//! of times larger than their differences, and without biases.
+//! Tests of the error of each KV type against exact keys and values. Keys have no biases, or biases
+//! hundreds of times larger than their differences.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -63,7 +63,7 @@ fn integers_hold_keys_with_large_biases() {
 }
 
 /// Queries, attention weights and sums of the CPU add little to the error of storing keys and
-/// values in 16 bits: the interpreter, which multiplies the stored numbers in f32, is about as far
+/// values in 16 bits. The interpreter, which multiplies the stored numbers in f32, is about as far
 /// off, with biases and without. Roundings add up differently in each model, so the mean of five
 /// counts: 1.09 is measured for I16.
 #[test]

@@ -352,7 +352,7 @@ fn parked_sequences_answer_as_undisturbed(
     }
 }
 
-/// One of those requests.
+/// A request of the tests under a shortage.
 fn request_of(seed: u32, logprobs: bool) -> Request {
     Request {
         sampling: SamplingParams { logprobs, ..sampled(u64::from(seed), 16) },

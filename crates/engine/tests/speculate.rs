@@ -384,8 +384,8 @@ fn fast_numerics_differ_by_rounding_only() {
     }
 }
 
-/// Two samples of 4,000 answers with different seeds, with draft tokens and without, have the same
-/// distribution of the token after the first, by a test of homogeneity. (Equal seeds give equal
+/// The distribution of the second token is the same with draft tokens and without. A test of
+/// homogeneity compares two samples of 4,000 answers with different seeds. (Equal seeds give equal
 /// answers, as tested above; this test does not depend on that.)
 #[test]
 fn sampled_answers_have_the_same_distribution() {

@@ -1,5 +1,5 @@
 //! Tests of draft tokens for recurrent models: after a wrong one a sequence returns to the state
-//! before it, and answers are those without draft tokens.
+//! before it. Answers are those without draft tokens.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -46,8 +46,8 @@ fn behind_a_wrong_guess_rows_are_computed_again_and_never_many() {
         assert_eq!(got.tokens, null::greedy(&prompt(9), 40, engine.model().n_vocab()));
         (rows(&null), got.finished.timings)
     };
-    // Rows of a step: the next token and its draft token; the two accepted tokens and a draft
-    // token; or three tokens, which leave no room for a draft.
+    // Rows of a step: the next token and its draft token; two accepted tokens and a draft token; or
+    // three tokens without room for a draft token.
     let (wrong, t) = run(Skill::Wrong, 1);
     assert_eq!(wrong[..7], [2, 3, 3, 2, 3, 3, 2], "{wrong:?}");
     assert_eq!(t.accepted_tokens, 0);

@@ -18,9 +18,9 @@ use std::path::Path;
 
 use weights::{Access, Checkpoint, Error, Result};
 
-/// Opens a model: a GGUF file (or any of a split set), a `.base` file, a ggml file of whisper.cpp,
-/// a folder with config.json and safetensors (MLX's quantised ones included), or a folder with
-/// CTranslate2's model.bin.
+/// Opens a model: a file (GGUF, `.base`, or ggml of whisper.cpp), or a folder with safetensors or
+/// CTranslate2's model.bin. Any part opens a split GGUF. Folders need a config.json, and may be
+/// MLX's quantised ones.
 ///
 /// The format of a file is recognised by its first bytes, not by its name.
 ///

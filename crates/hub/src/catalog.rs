@@ -327,7 +327,7 @@ impl CatalogModel {
         }
         check_hash(&self.sha256)?;
         if self.bytes == 0 {
-            return Err("bytes is 0".into());
+            return Err("bytes is 0, expected the file's length".into());
         }
         if self.sources.is_empty() {
             return Err("there is no source".into());

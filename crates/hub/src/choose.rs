@@ -25,7 +25,7 @@ const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Most parts of a split file.
+/// Maximum number of parts of a split file.
 const PARTS_MAX: u32 = 1000;
 
 /// The files of a model.

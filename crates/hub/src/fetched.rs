@@ -1,8 +1,8 @@
 //! Records of the files in the hub's cache that Ingle fetched. Other programs share that cache, and
 //! a client of the server may not remove their files.
 //!
-//! `<root>/fetched/models--<org>--<repo>` has one line for each file, with tabs between its parts:
-//! the time at which the bytes were written, in nanoseconds of Unix time, the name of the blob, and
+//! `<root>/fetched/models--<org>--<repo>` has one line for each file. Tabs separate its parts: the
+//! time at which the bytes were written (nanoseconds of Unix time), the name of the blob, and
 //! `commit/file`. If another program replaces a file, its time changes, and it no longer counts as
 //! Ingle's.
 

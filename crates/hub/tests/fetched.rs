@@ -52,7 +52,7 @@ fn what_ingle_fetched_goes_and_its_neighbours_stay() {
     let (_folder, cache) = cache();
     let foreign = put(&cache, "org/model", "b.gguf", &bytes(2_000, 2));
     get("hf:org/model/a.gguf", &cache, &hub.options()).unwrap();
-    // The file exists, so nothing is fetched, and it stays another program's.
+    // The file exists, so nothing is fetched, and Ingle does not record the file as its own.
     get("hf:org/model/b.gguf", &cache, &hub.options()).unwrap();
     assert!(matches!(drop_fetched("hf:org/model", &cache), Err(Error::NotFetched { .. })));
     assert!(matches!(drop_fetched("hf:org/model/b.gguf", &cache), Err(Error::NotFetched { .. })));

@@ -71,7 +71,7 @@ impl Shop {
     }
 }
 
-/// A wheel with this member and others.
+/// A wheel with the member and other files.
 fn wheel(member: &str, content: &[u8]) -> Vec<u8> {
     let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
     let deflated = SimpleFileOptions::default().compression_method(zip::CompressionMethod::Deflated);

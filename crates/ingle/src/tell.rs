@@ -24,7 +24,7 @@ static VERBOSE: AtomicU8 = AtomicU8::new(0);
 /// The queue of the writing thread, after [`apart`].
 static QUEUE: OnceLock<Queue> = OnceLock::new();
 
-/// Most pieces in the queue; further pieces are dropped.
+/// Maximum number of pieces in the queue; further pieces are dropped.
 const MAX_WAITING: usize = 1024;
 
 /// Longest wait for the last pieces at the end of the program.

@@ -107,7 +107,7 @@ fn examples(notes: &str) -> String {
     if lines.is_empty() { String::new() } else { lines.join("\n") + "\n\n" }
 }
 
-/// Most examples of a command in `-h`.
+/// Maximum number of examples of a command in `-h`.
 const MAX_EXAMPLES: usize = 2;
 
 /// The notes with one line for each paragraph, which clap wraps to the width of the terminal.

@@ -3,7 +3,7 @@
 //! The files are real headers before a hole: sparse files whose tensors have no blocks on disk. A
 //! reader that hashed, copied or decoded them would still map pages of zeros, which the tests
 //! measure. Linux's /proc reports the binary's memory at a moment when its work is done but it
-//! still runs: its output is longer than a pipe holds, so it waits.
+//! still runs. Its output is longer than the pipe's buffer, so it waits.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 

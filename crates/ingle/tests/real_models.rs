@@ -81,8 +81,8 @@ fn exact_on_the_reference_gemma3() {
 /// logits by 0.003, with F32 weights.
 const TOSS_UP: (&str, usize) = ("Привет, как дела? Сегодня мы", 17);
 
-/// A device with inexact products is at most 10 % further off than llama.cpp, and has another best
-/// token only where the exact margin is below 0.5, or at [`TOSS_UP`]. (Like llama.cpp, the CPU
+/// A device with inexact products is at most 10 % further off than llama.cpp. Its best token
+/// differs only where the exact margin is below 0.5, or at [`TOSS_UP`]. (Like llama.cpp, the CPU
 /// device quantises activations to 8 bits.) Every `every`th answer is compared.
 fn close(model: &RealModel, more: &[&str], every: usize) {
     let path = model.path();
@@ -136,11 +136,11 @@ fn close_on_the_cpu_token_by_token_and_with_quantised_kv() {
 }
 
 /// A model with large key biases. At its last position here, roundings of the first layers decide
-/// the size of a value in the fifth layer, on which the last two depend. With quantised weights,
-/// 8-bit activations move logits there by 0.1 to 3 with any KV type (docs/codecs.md). So the
-/// weights are F16 with f32 activations, and only the error of keys and values is left. Measured
-/// with scalar code and AVX2: 0.000 and 0.000 (f32), 0.009 and 0.013 (i16), 0.250 and 0.253 (f16),
-/// 1.035 and 0.346 (i8). The bounds are two to three times the larger one.
+/// the size of a value in the fifth layer. The last two layers depend on that value. With quantised
+/// weights, 8-bit activations move logits there by 0.1 to 3 with any KV type (docs/codecs.md). So
+/// the weights are F16 with f32 activations, and only the error of keys and values is left.
+/// Measured with scalar code and AVX2: 0.000 and 0.000 (f32), 0.009 and 0.013 (i16), 0.250 and
+/// 0.253 (f16), 1.035 and 0.346 (i8). The bounds are two to three times the larger one.
 #[test]
 #[ignore = "fetches 480 MB and writes 1 GB"]
 fn keys_and_values_at_a_position_where_any_rounding_decides() {

@@ -1,5 +1,5 @@
-//! Limits on what a request, a client or a fault costs other clients: sizes of requests, numbers of
-//! connections, a panic in a model's thread, and a shutdown without delay.
+//! Tests of limits that protect other clients from a request, a client or a fault. They cover sizes
+//! of requests, numbers of connections, panics in a model's thread, and prompt shutdown.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 

@@ -121,7 +121,7 @@ impl RopeSpec {
                     }
                     let (first, mut last) = (first.max(0.0), last.min(n_dims - 1.0));
                     if first == last {
-                        last += 0.001; // As the reference does, against a division by zero.
+                        last += 0.001; // As in the reference: no division by zero.
                     }
                     let keep = 1.0 - ((i as f64 - first) / (last - first)).clamp(0.0, 1.0);
                     f * (keep + (1.0 - keep) / factor)

@@ -1,8 +1,8 @@
 //! Checkpoints under GGUF names give the same logits.
 //!
-//! The conversion here follows real converters, and not the tables under test: query and key rows
-//! are permuted for some families, norms of others get 1 added, and divisors of RoPE frequencies
-//! are precomputed.
+//! The conversion here follows real converters, and not the tables under test. It permutes query
+//! and key rows of some families, adds 1 to norms of others, and precomputes divisors of RoPE
+//! frequencies.
 #![allow(clippy::unwrap_used)]
 
 use std::f64::consts::PI;

@@ -2,7 +2,7 @@
 //! same logits.
 //!
 //! The conversion follows real converters, like `gguf.rs`: experts are stacked into one tensor,
-//! numbers of layers with a window have their own keys, and divisors stop the rotation of pairs.
+//! numbers of window layers have keys, and divisors stop the rotation of pairs.
 #![allow(clippy::unwrap_used)]
 
 use crate::common;

@@ -1,9 +1,9 @@
-//! MLX's quantised folders give the logits of the same weights decoded to f32: every width and
-//! group size, embeddings and tied heads, routers of another width, and experts stacked under MLX's
-//! names.
+//! MLX's quantised folders have the logits of their weights decoded to f32. The cases are every
+//! width and group size, embeddings and tied heads, routers of another width, and experts stacked
+//! under MLX's names.
 //!
-//! The folders are made from the fixtures in MLX's format: matrices whose rows are whole groups
-//! become integers with BF16 scales and offsets, and all others stay unchanged.
+//! The tests write the fixtures in MLX's format: matrices whose rows are whole groups become
+//! integers with BF16 scales and offsets, and all others stay unchanged.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;

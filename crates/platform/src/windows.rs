@@ -114,7 +114,7 @@ fn read() -> Option<(SystemMemory, Bound)> {
     Some((memory, bound))
 }
 
-/// Most memory that this process may commit, if its job has a limit.
+/// Maximum memory that this process may commit, if its job has a limit.
 fn job_limit() -> Option<u64> {
     // SAFETY: `JobLimits` is made of integers, for which zeros are valid.
     let mut limits: JobLimits = unsafe { std::mem::zeroed() };

@@ -43,16 +43,16 @@ pub enum Delta {
         /// Name of the function.
         name: String,
     },
-    /// More of a call's arguments, JSON text.
+    /// A further piece of a call's arguments, JSON text.
     CallArguments {
-        /// As in `CallBegin`.
+        /// Index of the call, as in `CallBegin`.
         index: usize,
         /// More text.
         text: String,
     },
     /// A call's arguments are complete.
     CallEnd {
-        /// As in `CallBegin`.
+        /// Index of the call, as in `CallBegin`.
         index: usize,
     },
     /// Tokens of the prompt except its first, with log-probabilities, in order. Comes before
@@ -130,13 +130,13 @@ pub struct Usage {
 /// One of `n` answers, collected.
 #[derive(Clone, Debug, Default)]
 pub struct Collected {
-    /// Its reasoning; empty if there was none.
+    /// The answer's reasoning; empty if there was none.
     pub reasoning: String,
     /// Its text.
     pub content: String,
-    /// Its tool calls in order.
+    /// The answer's tool calls in order.
     pub calls: Vec<ToolCall>,
-    /// Its tokens, if the request wants log-probabilities.
+    /// The answer's tokens, if the request wants log-probabilities.
     pub tokens: Vec<TokenInfo>,
     /// The prompt's tokens except the first, if the request wants their log-probabilities.
     pub prompt: Vec<TokenInfo>,

@@ -34,7 +34,7 @@ struct Inner {
     max_waiting: usize,
     max_wait: Duration,
     governor: Option<Arc<Governor>>,
-    /// Most tokens of an answer.
+    /// Maximum number of tokens of an answer.
     max_tokens: Option<usize>,
     stream_interval: Duration,
     sampling: SamplingChoice,
@@ -122,13 +122,14 @@ pub struct Options {
     pub models: Vec<String>,
     /// Time that an idle model stays loaded.
     pub keep_alive: KeepAlive,
-    /// Most requests that wait for a slot of a model; further ones get a 429.
+    /// Maximum number of requests that wait for a slot of a model; further ones get a 429.
     pub max_waiting: usize,
     /// Longest predicted time to the first token; a request that would take longer gets a 429.
     pub max_wait: Duration,
     /// Governor of the memory of all models; at its request idle ones are unloaded.
     pub governor: Option<Arc<Governor>>,
-    /// Most tokens of an answer, whatever its request allows; `None` for the rest of the context.
+    /// Maximum number of tokens of an answer, whatever its request allows; `None` for the rest of
+    /// the context.
     pub max_tokens: Option<usize>,
     /// Least time between two pieces of an answer; text that arrives sooner is merged.
     pub stream_interval: Duration,
@@ -489,12 +490,12 @@ impl App {
         &self.0.handlers
     }
 
-    /// Most waiting requests, and the longest wait.
+    /// Maximum number of waiting requests, and the longest wait.
     pub(crate) fn most_waiting(&self) -> (usize, Duration) {
         (self.0.max_waiting, self.0.max_wait)
     }
 
-    /// Most tokens of an answer, and the least time between two of its pieces.
+    /// Maximum number of tokens of an answer, and the least time between two of its pieces.
     pub(crate) fn pace(&self) -> (Option<usize>, Duration) {
         (self.0.max_tokens, self.0.stream_interval)
     }

@@ -202,7 +202,7 @@ fn write(model: &TextModel, request: &ChatRequest, messages: &[Value]) -> Result
         conversation.set_variable(name, value.clone());
     }
     if let Some(thinking) = request.thinking.or(request.effort.and_then(Effort::thinks)) {
-        // Templates use one of these names.
+        // Templates use one of these names of the flag.
         for name in ["enable_thinking", "thinking"] {
             conversation.set_variable(name, json!(thinking));
         }

@@ -23,9 +23,9 @@ use tokio::sync::oneshot;
 /// The most connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Most connections in all.
+    /// Maximum number of connections in all.
     pub all: usize,
-    /// Most connections of one address; of a /64 network for IPv6.
+    /// Maximum number of connections of one address; of a /64 network for IPv6.
     pub by_address: usize,
 }
 

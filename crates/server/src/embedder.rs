@@ -14,10 +14,10 @@ use crate::queue::{Receiver, Running, Sender, died};
 use crate::request::Prompt;
 use crate::stats::Stats;
 
-/// Most tokens of one batch, unless a single text has more.
+/// Maximum number of tokens of one batch, unless a single text has more.
 const MAX_TOKENS: usize = 4 << 10;
 
-/// Most requests in one batch.
+/// Maximum number of requests in one batch.
 const MAX_OPEN: usize = 64;
 
 /// Texts to embed.

@@ -26,11 +26,11 @@ pub enum ErrorKind {
     Invalid,
     /// Prompt and answer are longer than the context.
     ContextLength,
-    /// No key, or an unknown one.
+    /// The request has no key, or an unknown one.
     Unauthorized,
     /// A known key that may not do this.
     Forbidden,
-    /// No such model, response or path.
+    /// The model, response or path does not exist.
     NotFound,
     /// The path exists, for other methods.
     MethodNotAllowed,
@@ -109,7 +109,7 @@ pub struct ApiError {
     pub too_long: Option<(usize, usize)>,
 }
 
-/// Most bytes of a message, which may repeat the client's input.
+/// Maximum number of bytes of a message, which may repeat the client's input.
 const MAX_MESSAGE: usize = 2000;
 
 /// A text without its middle if it is longer than [`MAX_MESSAGE`].

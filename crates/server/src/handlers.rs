@@ -15,7 +15,7 @@ use crate::error::ApiError;
 use crate::preparing::{on_behalf_of, who};
 use crate::warnings::Warnings;
 
-/// Most bytes of a body that the HTTP threads handle.
+/// Maximum number of bytes of a body that the HTTP threads handle.
 pub(crate) const SMALL: usize = 64 << 10;
 
 /// Threads that run handlers. Without them, handlers run on the calling thread.

@@ -17,22 +17,23 @@ use crate::error::{ApiError, Result};
 /// Largest body, in bytes.
 pub(crate) const MAX_BODY: usize = 32 << 20;
 
-/// Most keys of a body.
+/// Maximum number of keys of a body.
 pub(crate) const MAX_KEYS: usize = 256;
 
-/// Most values of a body, at any depth: numbers, texts, lists, objects, booleans and nulls.
+/// Maximum number of values of a body, at any depth: numbers, texts, lists, objects, booleans and
+/// nulls.
 pub(crate) const MAX_VALUES: usize = 1 << 20;
 
-/// Most objects of a body. Each takes half a kilobyte when it is parsed.
+/// Maximum number of objects of a body. Each takes half a kilobyte when it is parsed.
 pub(crate) const MAX_OBJECTS: usize = 1 << 17;
 
-/// Most images of a request.
+/// Maximum number of images of a request.
 pub(crate) const MAX_IMAGES: usize = 64;
 
-/// Most seconds of a recording.
+/// Maximum number of seconds of a recording.
 pub(crate) const MAX_SECONDS_OF_SPEECH: u64 = 2 * 3600;
 
-/// Most parts of a message's content.
+/// Maximum number of parts of a message's content.
 const MAX_PARTS: usize = 4096;
 
 /// Limits of a key's value.
@@ -41,11 +42,11 @@ pub(crate) struct Limit {
     /// Paths of the keys; `[]` is any entry of a list. Ollama's API may have the same keys in
     /// `options`.
     pub(crate) keys: &'static [&'static str],
-    /// Most entries of a list, or keys of an object.
+    /// Maximum number of entries of a list, or keys of an object.
     pub(crate) entries: usize,
-    /// Most bytes of a text, or of each text in the list.
+    /// Maximum number of bytes of a text, or of each text in the list.
     pub(crate) text: usize,
-    /// Most bytes in total: of texts and keys, and 8 for each other value.
+    /// Maximum number of bytes in total: of texts and keys, and 8 for each other value.
     pub(crate) all: usize,
 }
 
@@ -291,7 +292,7 @@ struct Key<'a> {
     is_first: bool,
 }
 
-/// Most bytes of a key in messages.
+/// Maximum number of bytes of a key in messages.
 const SHOWN_KEY: usize = 64;
 
 impl<'de> DeserializeSeed<'de> for Key<'_> {

@@ -8,11 +8,11 @@ use text::{Grammar, Matcher, Trigger};
 
 use crate::error::Result;
 
-/// Most entries of a tenant.
+/// Maximum number of entries of a tenant.
 const MAX_KEPT: usize = 64;
 
-/// Most source bytes of a tenant's entries, except for the entry used last. Compiled entries may be
-/// a thousand times as large.
+/// Maximum number of source bytes of a tenant's entries, except for the entry used last. Compiled
+/// entries may be a thousand times as large.
 const MAX_BYTES: usize = 256 << 10;
 
 /// The source of a cached value.

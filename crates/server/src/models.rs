@@ -40,7 +40,7 @@ pub(crate) struct Models {
     keep_alive: KeepAlive,
     /// Tenant that loaded each adapter, by the adapter's name. Others cannot replace or unload it.
     adapter_owners: Mutex<HashMap<String, u64>>,
-    /// Most waiting requests of a model that computes one request at a time.
+    /// Maximum number of waiting requests of a model that computes one request at a time.
     max_waiting: usize,
     /// Start time as Unix time in seconds, for lists.
     pub(crate) created: u64,

@@ -5,7 +5,7 @@
 //! requests there from the user's browser. A form needs no permission of the server, and a page may
 //! point a host name of its own at this machine (DNS rebinding). So requests with an `Origin` of
 //! another site are refused, and those with a `Host` that is not the server's. Images and frames of
-//! other sites send no `Origin`, but browsers mark them in `Sec-Fetch-Site`
+//! other sites have no `Origin`, but browsers mark them in `Sec-Fetch-Site`
 //! (<https://www.w3.org/TR/fetch-metadata/>). Those requests get the pages and nothing else, since
 //! even a GET may load a model.
 

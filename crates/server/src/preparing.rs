@@ -26,7 +26,7 @@ const WAIT: Duration = Duration::from_secs(60);
 /// and the client gets an error.
 const TIME: Duration = Duration::from_secs(60);
 
-/// Most pieces of work in the queue.
+/// Maximum number of pieces of work in the queue.
 const MAX_WAITING: usize = 1024;
 
 tokio::task_local! {
@@ -103,7 +103,7 @@ fn n_processors() -> usize {
     std::thread::available_parallelism().map_or(2, NonZero::get).max(2)
 }
 
-/// Marks the work as unwanted when it is dropped.
+/// Marks the work as unwanted on drop.
 struct Unwanted(Arc<AtomicBool>);
 
 impl Drop for Unwanted {

@@ -99,7 +99,7 @@ impl Ticket {
     }
 }
 
-/// A place in the queue, given up when it is dropped.
+/// A place in the queue, freed on drop.
 pub(crate) struct Place(Arc<Ticket>);
 
 impl Drop for Place {

@@ -43,7 +43,7 @@ pub struct ChatRequest {
     pub effort: Option<Effort>,
     /// Switches reasoning on or off, whatever the effort; `None` for the template's default.
     pub thinking: Option<bool>,
-    /// Most tokens of reasoning, after which it is closed.
+    /// Maximum number of tokens of reasoning, after which it is closed.
     pub thinking_budget: Option<usize>,
     /// True if the last message is the start of the answer.
     pub continue_last: bool,
@@ -160,7 +160,7 @@ pub struct GenerateOptions {
     /// The sampling parameters that the request itself gave. Defaults of the operator fill in the
     /// others.
     pub given: SamplingChoice,
-    /// Most tokens of an answer; `None` for no limit but the context's.
+    /// Maximum number of tokens of an answer; `None` for no limit but the context's.
     pub max_tokens: Option<usize>,
     /// Least tokens of an answer.
     pub min_tokens: usize,
@@ -224,9 +224,9 @@ impl Default for GenerateOptions {
 /// Time that an idle model stays loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeepAlive {
-    /// This long; zero unloads it at once.
+    /// The model stays loaded for this time; zero unloads it at once.
     For(Duration),
-    /// Until memory is short.
+    /// The model stays loaded until memory is short.
     Always,
 }
 

@@ -24,11 +24,12 @@ use crate::timed_body::{self, Bodies};
 use crate::tls::Tls;
 use crate::{api, handlers, page};
 
-/// Most bytes buffered for a connection's headers; more get a 431. The limit on headers is checked
-/// after they have been parsed, since the buffer may also contain a part of the body.
+/// Maximum number of bytes buffered for a connection's headers; more get a 431. The limit on
+/// headers is checked after they have been parsed, since the buffer may also contain a part of the
+/// body.
 const MAX_BUFFER: usize = 128 << 10;
 
-/// Most headers of a request; more get a 431.
+/// Maximum number of headers of a request; more get a 431.
 const MAX_HEADERS: usize = 100;
 
 /// Longest time from a connection's first byte, or the end of a response, to the end of the next

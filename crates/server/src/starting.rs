@@ -14,8 +14,8 @@ use crate::models::{Facts, Lease, TextModel};
 use crate::request::{Caller, ChatRequest, GenerateOptions};
 use crate::stream::Channel;
 
-/// Most alternative tokens reported for each position, over all choices. They need far more memory
-/// than the answers.
+/// Maximum number of alternative tokens reported for each position, over all choices. They need far
+/// more memory than the answers.
 const MAX_ALTERNATIVES: usize = 512;
 
 impl App {

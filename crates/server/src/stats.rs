@@ -21,7 +21,7 @@ pub struct Stats {
     pub predicted_wait_ms: Gauge,
     /// Bytes of KV pages that sequences and cached prefixes occupy.
     pub kv_bytes_used: Gauge,
-    /// Most bytes of KV pages.
+    /// Maximum number of bytes of KV pages.
     pub kv_bytes_budget: Gauge,
     /// Successive failed steps; a success resets it to 0.
     pub failing: Gauge,

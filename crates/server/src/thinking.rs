@@ -8,7 +8,7 @@ use text::{Specials, Tokenizer};
 /// Facts that are the same for all states.
 struct LimitState {
     tokenizer: Arc<Tokenizer>,
-    /// Most tokens of reasoning.
+    /// Maximum number of tokens of reasoning.
     budget: usize,
     /// Mark that begins reasoning.
     open: &'static str,

@@ -22,13 +22,13 @@ use crate::preparing::who;
 /// Longest time from the end of a request's headers to the end of its body.
 const TIME: Duration = Duration::from_secs(120);
 
-/// Most bytes of a request's first line and headers.
+/// Maximum number of bytes of a request's first line and headers.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
-/// Most bytes of bodies held at once, over all requests.
+/// Maximum number of bytes of bodies held at once, over all requests.
 const MAX_HELD: usize = 1 << 30;
 
-/// Most bytes of bodies held for one key, or for one address on a server without keys.
+/// Maximum number of bytes of bodies held for one key, or for one address on a server without keys.
 const MAX_HELD_EACH: usize = MAX_HELD / 4;
 
 /// Bytes of received bodies by client, until their requests are answered.

@@ -56,7 +56,7 @@ pub(crate) struct SpeechModel {
     id: String,
     /// Codes of its languages.
     pub(crate) languages: Arc<[String]>,
-    /// True if it can translate.
+    /// True if the model can translate.
     is_multilingual: bool,
     pub(crate) stats: Arc<Stats>,
     pub(crate) weight_files: WeightFiles,

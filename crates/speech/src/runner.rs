@@ -42,7 +42,7 @@ pub(crate) struct Runner {
     n_positions: usize,
     /// Number of heads of each stored score of the alignment plan.
     kept_heads: Vec<usize>,
-    /// Most rows of an alignment step.
+    /// Maximum number of rows of an alignment step.
     align_rows: usize,
     /// Token ids for the encoder's positions, whose values are ignored.
     no_tokens: Vec<u32>,

@@ -29,7 +29,7 @@ pub(crate) trait Beams {
 pub(crate) struct Bounds {
     /// Size of the vocabulary: columns of the logits.
     pub(crate) n_vocab: usize,
-    /// Most tokens of a hypothesis.
+    /// Maximum number of tokens of a hypothesis.
     pub(crate) max_tokens: usize,
     /// A hypothesis' log-probability is divided by its length to this power.
     pub(crate) length_penalty: f32,

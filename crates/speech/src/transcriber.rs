@@ -26,13 +26,13 @@ use crate::{language, math};
 const PAGE_LEN: usize = 16;
 /// Rows of an alignment step, whose logits and scores are all held in memory.
 const ALIGN_ROWS: usize = 64;
-/// Most beams that an option may set.
+/// Maximum number of beams that an option may set.
 const MAX_BEAMS: usize = 1 << 12;
 
 /// Options of a transcriber.
 #[derive(Clone, Debug)]
 pub struct TranscriberOptions {
-    /// Most beams, or samples, at once.
+    /// Maximum number of beams, or samples, at once.
     pub n_beams: usize,
     /// Type of keys and values; `None` is the device's default.
     pub kv_type: Option<KvType>,
@@ -84,7 +84,7 @@ pub struct Transcriber {
     runner: Runner,
     /// Frames of an encoder position.
     stride: usize,
-    /// Most beams at once.
+    /// Maximum number of beams at once.
     n_beams: usize,
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct Window {
     pub(crate) first_mark: u32,
 }
 
-/// Most tokens of the shortest sound. Each second of sound adds more.
+/// Maximum number of tokens of the shortest sound. Each second of sound adds more.
 const LEAST_TOKENS: usize = 8;
 const TOKENS_PER_SECOND: usize = 32;
 
@@ -49,9 +49,9 @@ impl Window {
         self.seek as f64 / FRAMES_PER_SECOND
     }
 
-    /// Most tokens of speech in this window, including marks of time. Fast speech has five words a
-    /// second, with two or three tokens a word in most languages. A longer text is not speech, so
-    /// the search ends there.
+    /// Maximum number of tokens of speech in this window, including marks of time. Fast speech has
+    /// five words a second, with two or three tokens a word in most languages. A longer text is not
+    /// speech, so the search ends there.
     pub(crate) fn max_tokens(&self) -> usize {
         LEAST_TOKENS + self.n_frames * TOKENS_PER_SECOND / FRAMES_PER_SECOND as usize
     }

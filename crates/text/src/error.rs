@@ -74,7 +74,7 @@ pub enum Error {
     TooLong {
         /// Name of the text or file.
         what: &'static str,
-        /// Its length in bytes.
+        /// The text's length in bytes.
         len: usize,
         /// The largest length in bytes.
         limit: usize,

@@ -30,9 +30,9 @@ impl Tokenizer {
     /// The file has no vocabulary, or one of an unknown kind; a list is missing or of the wrong
     /// kind; or a score is NaN.
     ///
-    /// Faults that other programs tolerate are no errors: equal tokens, of which the first is used;
-    /// lists of kinds and scores that are shorter or longer than that of the tokens; merges of
-    /// unknown tokens; and declared ids without a token, which count as undeclared.
+    /// Faults that other programs tolerate are no errors: equal tokens (the first is used); lists
+    /// of kinds and scores with another length than the tokens; merges of unknown tokens. Declared
+    /// ids without a token count as undeclared.
     pub fn from_gguf(meta: &Metadata) -> Result<Tokenizer> {
         let model = string(meta, MODEL)?.unwrap_or_default();
         let pre = || Ok::<_, Error>(string(meta, PRE)?.unwrap_or("default"));

@@ -19,13 +19,14 @@ use crate::{Error, Result, Specials, Tokenizer};
 const MAX_FILE: usize = 512 << 20;
 /// Highest token id; vocabularies in use have 262,144 tokens.
 const MAX_TOKEN: u32 = 1 << 22;
-/// Most bytes of a regular expression; compiled ones are larger by orders of magnitude.
+/// Maximum number of bytes of a regular expression; compiled ones are larger by orders of
+/// magnitude.
 const MAX_PATTERN: usize = 1 << 13;
 /// Largest factor by which the parts may lengthen a text: a chain of `Replace` could fill any
 /// memory.
 const MAX_GROWTH: usize = 1 << 12;
-/// Most characters of a word in WordPiece, whose time grows with the third power. BERT's limit is
-/// 100.
+/// Maximum number of characters of a word in WordPiece, whose time grows with the third power.
+/// BERT's limit is 100.
 const MAX_WORD: u64 = 1000;
 
 /// Normalisers that are safe for any input. `Precompiled` walks a table of the file without checks,

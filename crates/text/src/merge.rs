@@ -2,8 +2,8 @@
 //!
 //! A word is a chain of symbols. Every pair of neighbours that may merge is in a heap. The best
 //! pair is popped, its two symbols become one, and the new symbol's pairs are pushed. A pair that
-//! became stale by another merge is detected when it is popped. n symbols make at most 3n pairs, so
-//! the time is O(n log n), even for a hostile text without spaces.
+//! became stale by another merge is detected when it is popped. The n symbols make at most 3n
+//! pairs, so the time is O(n log n), even for a hostile text without spaces.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -20,7 +20,7 @@ pub(crate) struct Symbol {
     pub(crate) start: u32,
     /// Length in bytes; 0 once it was merged into its left neighbour.
     pub(crate) len: u32,
-    /// Its token, or [`NO_TOKEN`].
+    /// The symbol's token, or [`NO_TOKEN`].
     pub(crate) id: u32,
     prev: u32,
     next: u32,
@@ -40,7 +40,8 @@ struct Pair {
     rank: u32,
     left: u32,
     right: u32,
-    /// Bytes of both symbols when the pair was pushed; another length now means that it is stale.
+    /// Bytes of both symbols when the pair was pushed; another length now means that the pair is
+    /// stale.
     len: u32,
     id: u32,
 }

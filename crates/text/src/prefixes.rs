@@ -3,16 +3,16 @@
 use crate::vocabulary::{Kind, Vocabulary};
 use crate::{Error, Result};
 
-/// Most bytes of a token. A search takes as many steps as its longest match has bytes, and a file
-/// must not control the time. The longest tokens in use have about 130.
+/// Maximum number of bytes of a token. A search takes as many steps as its longest match has bytes,
+/// and a file must not control the time. The longest tokens in use have about 130.
 const MAX_TOKEN: usize = 4096;
 
 /// Comparison of tokens with text.
 #[derive(Clone, Copy)]
 pub(crate) enum By {
-    /// Their text in the file, in which U+2581 is a space.
+    /// The tokens' text in the file, in which U+2581 is a space.
     Text,
-    /// The bytes that they stand for.
+    /// The bytes of the tokens.
     Bytes,
 }
 

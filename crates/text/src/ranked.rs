@@ -18,9 +18,9 @@ use crate::{Error, Result, Tokenizer};
 /// Spelling of tokens in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenSpelling {
-    /// In GPT-2's byte alphabet: `Ġthe`.
+    /// Tokens are in GPT-2's byte alphabet: `Ġthe`.
     ByteAlphabet,
-    /// As bytes, which need not be UTF-8.
+    /// Tokens are bytes, which need not be UTF-8.
     Bytes,
 }
 

@@ -12,7 +12,8 @@ use crate::vocabulary::{Kind, Vocabulary};
 use crate::word_piece::WordPiece;
 use crate::{Error, Result};
 
-/// Most bytes of text for one encoding, so that all offsets fit in 32 bits, even after escaping.
+/// Maximum number of bytes of text for one encoding, so that all offsets fit in 32 bits, even after
+/// escaping.
 const MAX_TEXT: usize = 1 << 30;
 
 /// Texts of tokens that end an answer, whatever the file declares. Many files declare only one of
@@ -250,8 +251,8 @@ impl Tokenizer {
         self.vocabulary.len()
     }
 
-    /// Number of tokens whose text an earlier token has. Encoding never produces them; they decode
-    /// like the earlier ones.
+    /// Number of tokens with the text of an earlier token. Encoding never produces them; they
+    /// decode like the earlier ones.
     pub fn n_repeated(&self) -> usize {
         self.vocabulary.n_repeated()
     }
@@ -261,8 +262,9 @@ impl Tokenizer {
         self.vocabulary.longest()
     }
 
-    /// Most bytes of text that `n_tokens` tokens stand for. If texts are normalised first, several
-    /// bytes may become one byte of a token. White space that is dropped does not count.
+    /// Maximum number of bytes of text that `n_tokens` tokens stand for. If texts are normalised
+    /// first, several bytes may become one byte of a token. White space that is dropped does not
+    /// count.
     pub fn most_bytes(&self, n_tokens: usize) -> usize {
         let (least, factor) = match &self.encoder {
             Encoder::BytePairs(_) | Encoder::SentencePiece(_) | Encoder::Rwkv(_) | Encoder::Plamo2(_) => {

@@ -11,7 +11,7 @@ const SCORES: &str = "tokenizer.ggml.scores";
 /// Penalty of an unknown character, below the least likely token. (SentencePiece's `kUnkPenalty`.)
 const UNKNOWN_PENALTY: f32 = 10.0;
 
-/// Most bytes of a normalised text. Each needs 16 bytes of memory during the search.
+/// Maximum number of bytes of a normalised text. Each needs 16 bytes of memory during the search.
 const MAX_TEXT: usize = 1 << 28;
 
 /// Normalisation of a text.

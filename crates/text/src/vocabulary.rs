@@ -97,7 +97,7 @@ pub(crate) struct Vocabulary {
     /// For the first token of a repeated text, the first token of each other kind, in ascending
     /// order.
     others: HashMap<u32, Vec<u32>, foldhash::fast::RandomState>,
-    /// Number of tokens whose text an earlier token has.
+    /// Number of tokens with the text of an earlier token.
     n_repeated: usize,
     hasher: foldhash::fast::RandomState,
     /// Bytes of the longest token.
@@ -275,7 +275,7 @@ impl Vocabulary {
         first.into_iter().chain(behind.filter(move |&id| self.text_bytes(id) == text.as_bytes()))
     }
 
-    /// Number of tokens whose text an earlier token has.
+    /// Number of tokens with the text of an earlier token.
     pub(crate) fn n_repeated(&self) -> usize {
         self.n_repeated
     }

@@ -509,7 +509,7 @@ fn an_invalid_schema_is_an_error_that_names_the_key() {
     assert_eq!(none, prepared(&json!({ "type": "object", "properties": {} })));
 }
 
-/// As a part of another grammar it accepts the same texts.
+/// The schema accepts the same texts as a part of another grammar.
 #[test]
 fn a_prepared_schema_may_be_part_of_a_grammar() {
     let bench = Bench::new();

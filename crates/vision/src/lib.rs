@@ -5,8 +5,8 @@
 //! antialiased resizing of bytes, so that a model reads the numbers that it was trained with. Files
 //! are untrusted: sizes are checked before memory is allocated.
 //!
-//! The types of the recipe and of the result live in `model`: it reads the recipe from the
-//! checkpoint, and the engine accepts images without the decoders of this crate.
+//! The types of the recipe and of the result live in `model`, which reads the recipe from the
+//! checkpoint. The engine accepts images without the decoders of this crate.
 #![deny(missing_docs)]
 
 mod colours;
@@ -23,15 +23,16 @@ use sha2::{Digest, Sha256};
 /// Largest size of a file, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
 
-/// Most pixels of a side.
+/// Maximum number of pixels of a side.
 pub const MAX_SIDE: u32 = 1 << 15;
-/// Most pixels of an image. Towers read a million at most, so larger photographs gain nothing.
+/// Maximum number of pixels of an image. Towers read a million at most, so larger photographs gain
+/// nothing.
 pub const MAX_PIXELS: u64 = 1 << 25;
-/// Most bytes of a decoded image, computed from its header: 4 bytes a pixel, or 8 with 16-bit
-/// colours.
+/// Maximum number of bytes of a decoded image, computed from its header: 4 bytes a pixel, or 8 with
+/// 16-bit colours.
 pub const MAX_DECODED: u64 = 1 << 27;
 
-/// Most patches of an image, all tiles together.
+/// Maximum number of patches of an image, all tiles together.
 pub const MAX_PATCHES: usize = 1 << 16;
 
 /// `Result` with this crate's [`Error`].

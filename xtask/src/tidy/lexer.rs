@@ -20,7 +20,7 @@ pub enum Kind {
 pub struct Token<'a> {
     pub kind: Kind,
     pub text: &'a str,
-    /// The line on which it begins, from 1.
+    /// The line on which the token begins, from 1.
     pub line: usize,
 }
 
@@ -78,7 +78,7 @@ fn raw_string(rest: &str) -> Option<usize> {
     Some(rest.len() - body.len() + end)
 }
 
-/// The length of what begins with a quote and ends with the next one that is not escaped.
+/// Length of a text from its opening quote to the next quote that is not escaped.
 fn quoted(rest: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, c) in rest.char_indices().skip(1) {

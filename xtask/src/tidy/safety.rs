@@ -67,7 +67,7 @@ fn safety_comments(tokens: &[Token<'_>]) -> Vec<(usize, String)> {
     comments
 }
 
-/// The first identifiers of what stands in backquotes: `a` of `a.len()` and of `a[i]`.
+/// The first identifiers of texts in backquotes: `a` of `a.len()` and of `a[i]`.
 fn quoted_names(comment: &str) -> impl Iterator<Item = &str> {
     comment.split('`').skip(1).step_by(2).filter_map(|quoted| {
         let end = quoted.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(quoted.len());

@@ -1,4 +1,4 @@
-//! A comment begins with its subject: not with a clause whose noun is in the reader's head.
+//! A comment begins with its subject: not with a clause that lacks its noun.
 
 use super::Finding;
 use super::lexer::Kind;

@@ -55,7 +55,7 @@ fn helps<'a>(tokens: &[Token<'a>]) -> Vec<Token<'a>> {
         let Some(open) = (end..tokens.len()).find(|&at| tokens[at].is("{") || tokens[at].is(";")) else {
             continue;
         };
-        // The comments of the type itself stand before its attributes.
+        // The comments of the type itself are before its attributes.
         let start =
             (0..at).rev().take_while(|&at| !tokens[at].is("}") && !tokens[at].is(";")).last().unwrap_or(at);
         let body = &tokens[start..after_closing(tokens, open).max(open)];
@@ -64,7 +64,8 @@ fn helps<'a>(tokens: &[Token<'a>]) -> Vec<Token<'a>> {
     helps
 }
 
-/// The strings of errors: in `#[error(...)]`, and in what makes errors of `anyhow`.
+/// The strings of errors: in `#[error(...)]`, and in macros and functions that make errors of
+/// `anyhow`.
 fn messages<'a>(tokens: &[Token<'a>]) -> Vec<Token<'a>> {
     let mut messages = Vec::new();
     for (at, token) in tokens.iter().enumerate() {

@@ -20,14 +20,14 @@ pub enum Language {
 /// A text file of the project.
 #[derive(Debug)]
 pub struct File {
-    /// Its path from the root of the workspace.
+    /// The file's path from the root of the workspace.
     pub path: PathBuf,
     pub language: Language,
     pub text: String,
 }
 
 impl File {
-    /// Its tokens, where it is Rust or C++.
+    /// The file's tokens, if it is Rust or C++.
     pub fn tokens(&self) -> Vec<Token<'_>> {
         match self.language {
             Language::Rust | Language::Cpp => lexer::tokens(&self.text),
@@ -35,7 +35,7 @@ impl File {
         }
     }
 
-    /// Its tokens without comments.
+    /// The file's tokens without comments.
     pub fn code(&self) -> Vec<Token<'_>> {
         let mut tokens = self.tokens();
         tokens.retain(|token| token.kind != lexer::Kind::Comment);
@@ -47,7 +47,7 @@ impl File {
         self.path.ancestors().find(|folder| folder.parent() == Some(Path::new("crates")))
     }
 
-    /// True if it is compiled only for tests, benchmarks or examples.
+    /// True if the file is compiled only for tests, benchmarks or examples.
     pub fn is_test(&self) -> bool {
         let folders = ["tests", "benches", "examples", "bench", "emulator"];
         self.path.iter().any(|part| folders.iter().any(|folder| part == *folder))
@@ -67,7 +67,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// The sources below `root`, without fixtures and what is built.
+    /// The sources below `root`, without fixtures and build outputs.
     ///
     /// # Errors
     ///

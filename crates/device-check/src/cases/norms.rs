@@ -1,5 +1,5 @@
 //! Unusual whole layers: norms after attention and network, norms of values and of whole rows of q
-//! and k, per-layer inputs, and an expert that every row passes through.
+//! and k, per-layer inputs, and a shared expert.
 use weights::{BlockType, ScaleType};
 
 use super::{Case, N_TOKENS, SUM};
@@ -17,8 +17,8 @@ pub enum Norms {
     /// Like [`Self::Around`], with experts beside the dense network: a norm before and after each,
     /// and after their sum.
     AroundExperts,
-    /// Like [`Self::Around`]. Each layer has an input of its own, gated by the residual stream, and
-    /// every second layer reads the keys and values of the one before.
+    /// Like [`Self::Around`]. Each layer has an input of its own, gated by the residual stream.
+    /// Every second layer reads the keys and values of the previous layer.
     AroundInputs,
     /// Norms before both parts only, and over heads of q and k; experts, and a shared expert that
     /// every row passes through.

@@ -10,8 +10,8 @@ use crate::simd::{Simd, variants};
 /// As [`crate::command::Kernel`].
 #[inline(always)]
 unsafe fn body<S: Simd>(p: &ElementwiseParams, worker: &Worker<'_>) {
-    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other
-    // worker writes what this one reads, and the instruction set is available.
+    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, and no
+    // other worker writes what this one reads. The caller checked the instruction set.
     unsafe { map::<S>(p, worker, Sum) }
 }
 

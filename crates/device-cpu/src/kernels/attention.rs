@@ -66,7 +66,7 @@ pub fn tile_rows(n_group: usize) -> usize {
     (MAX_QUERIES / n_group).max(1)
 }
 
-/// Most queries in scratch: those of a tile for one head, or of a row for all heads.
+/// Maximum number of queries in scratch: those of a tile for one head, or of a row for all heads.
 fn most_queries(n_group: usize, n_kv_heads: usize) -> usize {
     (tile_rows(n_group) * n_group).max(n_group * n_kv_heads)
 }

@@ -35,13 +35,15 @@ use device::Activation;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Most tiles of a unit of [`many_rows`], enough that the cost of taking a unit does not matter.
+/// Maximum number of tiles of a unit of [`many_rows`], enough that the cost of taking a unit does
+/// not matter.
 const TILES_PER_UNIT: usize = 4;
 /// Least units of a worker in [`many_rows`], if there are enough tiles, so that all workers end at
 /// about the same time.
 const UNITS_PER_WORKER: usize = 4;
 
-/// Most tiles of a piece of [`few_rows`]; their products stay in the first-level cache.
+/// Maximum number of tiles of a piece of [`few_rows`]; their products stay in the first-level
+/// cache.
 const TILES_PER_PIECE: usize = 16;
 
 /// One matrix of a projection.

@@ -23,7 +23,7 @@ pub struct Chain {
     pub n_heads: usize,
     /// True if heads are normalised.
     pub norm: bool,
-    /// `(head_dim)`; null for no factor.
+    /// Factors of the norm, `(head_dim)`; null for none.
     pub weight: *const f32,
     /// Constant added to the mean square.
     pub eps: f32,

@@ -6,11 +6,11 @@
 //! exp(rate * step)`, or a diagonal of such numbers. q and k are `(n, n_shared * rows)`, v and out
 //! `(n, n_heads * cols)`, states f32.
 //!
-//! A unit of work is (a span, a head). A few rows are computed position by position ([`walk`]): S
-//! is read from the old state and written to the new one, in two passes over a strip of columns
-//! that stays in the first-level cache. Many rows are computed in chunks of up to [`CHUNK`]
-//! ([`chunk`]) as matrix products. `L[t]` is the sum of `rate * step` up to `t` in the chunk, and
-//! `S` the state before the chunk:
+//! A unit of work is (a span, a head). A few rows are computed position by position ([`walk`]): two
+//! passes over a strip of columns read S from the old state and write the new one. The strip stays
+//! in the first-level cache. Many rows are computed in chunks of up to [`CHUNK`] ([`chunk`]) as
+//! matrix products. `L[t]` is the sum of `rate * step` up to `t` in the chunk, and `S` the state
+//! before the chunk:
 //!
 //! - `A[t][s] = scale * exp(L[t] - L[s]) q[t].k[s]` for `s <= t`,
 //!   `T[t][s] = -beta[t] exp(L[t] - L[s]) k[t].k[s]` for `s < t`;

@@ -2,9 +2,9 @@
 //! n_experts)`, ids and weights `(n, k)`.
 //!
 //! Rows are shared among the workers. Each of the `k` experts is found by a pass over the row, in
-//! descending order, the lower id first among equals, so that no entry needs a mark. NaN is never
-//! found. If too few numbers are left, id 0 is used, so that every id is valid. Sums are in order.
-//! Bytes: `4 k` a column, from the first-level cache.
+//! descending order, the lower id first among equals. So no entry needs a mark. NaN is never found.
+//! If too few numbers are left, id 0 is used, so that every id is valid. Sums are in order. Bytes:
+//! `4 k` a column, from the first-level cache.
 //!
 //! With sigmoids, a bias or groups, the scores of all columns are stored in scratch first. Scores
 //! of groups that are not used become the smallest.

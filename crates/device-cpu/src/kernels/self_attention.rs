@@ -26,8 +26,8 @@ use crate::command::Worker;
 use crate::simd::{RowsOf, Simd, Sink, variants};
 use device::Span;
 
-/// Most queries of a tile. Loading a block into scratch costs as much as the products of a few
-/// queries.
+/// Maximum number of queries of a tile. Loading a block into scratch costs as much as the products
+/// of a few queries.
 const TILE: usize = 128;
 
 /// Parameters.

@@ -10,7 +10,7 @@ use device_lower::fields::{AttentionOf, HeadChain, RopeOf, attention_of};
 use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::{Heads, Queries};
 
-/// Most columns of a head (heads.cuh, attention/decode.cuh).
+/// Maximum number of columns of a head (heads.cuh, attention/decode.cuh).
 const MOST_COLUMNS: usize = 640;
 
 /// A family of attention kernels that process rows in tiles, one for each KV type.

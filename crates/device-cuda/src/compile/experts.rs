@@ -18,7 +18,7 @@ use device_lower::fields::{MatrixOf, Norm};
 use device_lower::lifetimes::max_rows;
 use device_lower::table::{Extent, RowClass};
 
-/// Most experts of a row whose products run in one launch (linear/gemv_one.cuh).
+/// Maximum number of experts of a row whose products run in one launch (linear/gemv_one.cuh).
 const ONE_EXPERTS: usize = 64;
 
 impl Draft<'_> {

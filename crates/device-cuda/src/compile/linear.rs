@@ -28,14 +28,14 @@ const TILE: usize = 64;
 /// Warps per block of one-row GEMV (`ONE_WARPS`, linear/gemv_one.cuh).
 pub(super) const ONE_WARPS: usize = 16;
 
-/// Most rows of a small F32 matrix; then rows and columns of a tile of its product
+/// Maximum number of rows of a small F32 matrix; then rows and columns of a tile of its product
 /// (linear/small.cuh).
 const MOST_SMALL: u32 = 4096;
 const SMALL_ROWS: u32 = 32;
 const SMALL_COLUMNS: usize = 16;
 
-/// Most rows of a small F32 matrix, such as a router's, for which 2 to 32 input rows use the kernel
-/// of one row: a block for each result.
+/// Maximum rows of a small F32 matrix, such as a router's, for which 2 to 32 input rows use the
+/// kernel of one row. It has a block for each result.
 const MOST_ROUTER: u32 = 512;
 
 /// Bytes of shared memory of GEMV, for input rows in 8 bits with scales, then for rows in f32.
@@ -97,8 +97,8 @@ impl Spread {
                 let unit = set.max(2);
                 let columns = n_columns.div_ceil(unit).div_ceil(n_blocks) * unit;
                 let rounds = columns.div_ceil(set).div_ceil(ONE_WARPS / k_parts);
-                // Instructions of a round: 25 per column and 12 more in each step, 12 per column
-                // for the sum over lanes, and 20 of the round itself.
+                // Instructions of a round: 20, plus 25 per column, 12 more per column in each step,
+                // and 12 per column for the sum over lanes.
                 let cost = rounds * (steps * (25 * set + 12) + 12 * set + 20);
                 if best.is_none_or(|(least, _)| cost < least) {
                     let shared = (k_parts * (32 * steps * 40 + 4 * columns)) as u32;

@@ -39,13 +39,13 @@ pub(super) fn interleaved(style: RopeStyle) -> u32 {
     }
 }
 
-/// Most columns of a head to which `rope` applies RoPE (rope.cu).
+/// Maximum number of columns of a head to which `rope` applies RoPE (rope.cu).
 const MOST_ROPE_COLUMNS: usize = 1024;
 
 /// Values per block of a collective (collective.cu).
 const COLLECTIVE_VALUES: usize = 1024;
 
-/// Most rows of a state (scan.cuh).
+/// Maximum number of rows of a state (scan.cuh).
 const MOST_STATE_ROWS: usize = 512;
 
 impl Draft<'_> {

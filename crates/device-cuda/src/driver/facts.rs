@@ -18,7 +18,7 @@ pub struct Facts {
     pub n_processors: usize,
     /// Newest CUDA version that the driver supports: 12080 is 12.8.
     pub driver: i32,
-    /// Most bytes of shared memory of a block.
+    /// Maximum number of bytes of shared memory of a block.
     pub shared_bytes: u32,
     /// Bytes of the GPU's memory.
     pub memory: u64,

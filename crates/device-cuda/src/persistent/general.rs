@@ -25,7 +25,7 @@ pub enum Pages {
 /// A general kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct General {
-    /// The rows that it computes.
+    /// The rows that the kernel computes.
     pub rows: Rows,
     /// True if some layers are mixtures of experts.
     pub mixture: bool,

@@ -1,7 +1,7 @@
-//! Finds decoders among plans: layers of norm, q k v, attention, output, norm, gate and up, down,
-//! each part with its residual, then a norm and a head. A layer may have a router and experts
-//! instead of gate, up and down. The search follows what primitive Ops read, so that fusion, the
-//! order of Ops and the names of families do not matter.
+//! Finds decoders among plans. A decoder has layers of norm, q k v, attention, output, norm, gate
+//! and up, down, each part with its residual. A norm and a head follow. A layer may have a router
+//! and experts instead of gate, up and down. The search follows what primitive Ops read, so that
+//! fusion, the order of Ops and the names of families do not matter.
 
 use device::{Activation, KvLayerId, Op, OutputKind, Plan, RopeStyle, RouterScores, ValueId, WeightId};
 use std::ops::Range;
@@ -148,7 +148,7 @@ struct Network {
     router: Option<Router>,
 }
 
-/// Most different rotations of a plan.
+/// Maximum number of different rotations of a plan.
 const MOST_ROTATIONS: usize = 2;
 
 /// A plan's primitive Ops, and the ones that the decoder has claimed.

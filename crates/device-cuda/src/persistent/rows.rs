@@ -19,17 +19,17 @@ pub(super) const EXCHANGE_BYTES: usize = 2 * EXCHANGE + 256;
 /// Bytes of a column of all rows in an exchange.
 const COLUMN: usize = 2 * MOST_ROWS;
 
-/// Most columns of a network, or of the networks of all experts of a row.
+/// Maximum number of columns of a network, or of the networks of all experts of a row.
 const MOST_GATED: usize = (EXCHANGE_ROWS_QKV - EXCHANGE_ROWS_GATED) / COLUMN;
 
-/// Most rows of a step that take a launch of the kernel for one row each. It holds for mixtures
-/// without a kernel for several rows. More rows take less time by a launch for each unit
+/// Maximum number of rows of a step that take a launch of the kernel for one row each. It holds for
+/// mixtures without a kernel for several rows. More rows take less time by a launch for each unit
 /// (docs/cuda.md).
 pub const MOST_IN_TURN: usize = 3;
 
-/// Most bytes of gate and up of a token's experts in a layer for which two rows share a launch.
-/// Products of several rows take more instructions, which does not pay if two rows have few large
-/// experts in common (NOTES.md).
+/// Maximum number of bytes of gate and up of a token's experts in a layer for which two rows share
+/// a launch. Products of several rows take more instructions, which does not pay if two rows have
+/// few large experts in common (NOTES.md).
 const MOST_OF_TWO: usize = 24 << 20;
 
 impl Rows {
@@ -70,7 +70,7 @@ impl Persistent {
         self.products.iter().map(bytes).max().unwrap_or(0)
     }
 
-    /// Most rows of a step that take a launch of the kernel for one row each.
+    /// Maximum number of rows of a step that take a launch of the kernel for one row each.
     pub(super) fn most_in_turn(&self, limits: &Limits, profile: &Profile) -> usize {
         let most = if self.mixture().is_some() { MOST_IN_TURN } else { 1 };
         most.min(profile.persistent_rows).min(limits.max_rows).min(limits.max_outputs).max(1)
@@ -81,7 +81,7 @@ impl Persistent {
         self.products.iter().any(|product| product.codec.is_halves())
     }
 
-    /// Most rows of a step of the kernel for several rows.
+    /// Maximum number of rows of a step of the kernel for several rows.
     ///
     /// # Errors
     /// Returns the reason why that kernel cannot run the plan.

@@ -240,7 +240,7 @@ fn layers_whose_types_differ_share_a_kernel_that_has_all_their_codecs() {
     assert!(of("PersistentHead").contains("codec = 3;"));
 }
 
-/// C++ has no literals for these; the general kernel reads them as arguments.
+/// Numbers without a literal in C++, which the general kernel reads as arguments.
 #[test]
 fn factors_that_are_not_finite_are_left_to_the_general_kernel() {
     let (mine, arguments, phases) = table_of(SMALL);

@@ -82,7 +82,7 @@ impl CudaMachine {
     }
 
     /// Number of rows of a command. In a step without outputs, commands after the selection of
-    /// output rows have none and must not be launched: they would read expert ids that nothing
+    /// output rows have no rows and must not be launched. They would read expert ids that nothing
     /// wrote.
     fn rows_of_command(&self, begun: &Begun, index: usize) -> usize {
         let commands = self.table(begun.plan, &begun.sizes);
@@ -258,8 +258,8 @@ impl CudaMachine {
     }
 
     /// Launches the commands before those that need masks. The few commands of a step in one launch
-    /// are not recorded as a graph: a graph starts only when all work before it is done, but a
-    /// single kernel can start while the previous one ends.
+    /// are not recorded as a graph. A graph starts only when all earlier work is done, but a single
+    /// kernel can start while the previous one ends.
     pub(super) fn launch_graph(&mut self, begun: &Begun) -> Result<()> {
         let end = self.masks_at(begun);
         if begun.sizes.whole {

@@ -6,8 +6,8 @@ use crate::driver::{Address, Buffer, Context};
 use device::key_bias::KnownKeys;
 use device::{Limits, Op, Plan, Result};
 
-/// Most columns of a head whose biases are subtracted from keys (`MOST_BIASED_COLUMNS`,
-/// key_bias.cuh).
+/// Maximum number of columns of a head whose biases are subtracted from keys
+/// (`MOST_BIASED_COLUMNS`, key_bias.cuh).
 const MOST_BIASED_COLUMNS: usize = 256;
 
 /// Constant data of a program on the GPU.

@@ -8,7 +8,7 @@ use device::Step;
 use device_gpu::arguments::Bias;
 use device_gpu::inputs::Begun;
 
-/// Most ranges of a region that are copied to the GPU.
+/// Maximum number of ranges of a region that are copied to the GPU.
 pub(super) const N_COPIES: usize = 8;
 
 /// Launch data of a step in flight.
@@ -16,7 +16,7 @@ pub(super) const N_COPIES: usize = 8;
 pub(super) struct Noted {
     /// Ranges of its region that the GPU needs, in words.
     pub copies: [Copy; N_COPIES],
-    /// Its place in its sequence, if it may share a launch with others.
+    /// The step's place in its sequence, if the step may share a launch with other steps.
     pub chained: Option<Chained>,
     /// Steps that follow in the same launch.
     pub more_steps: u32,

@@ -14,9 +14,10 @@ use device_lower::table::RowClass;
 pub(super) struct Whole {
     /// Tables by class of rows.
     tables: Vec<Commands>,
-    /// Most rows of a step.
+    /// Maximum number of rows of a step.
     most_rows: usize,
-    /// Most positions by which the longest sequence may exceed the mean of a step's rows.
+    /// Maximum number of positions by which the longest sequence may exceed the mean of a step's
+    /// rows.
     most_uneven: usize,
     /// File of the one-row kernel, and the most steps of a launch. `None`: a launch computes one
     /// step.
@@ -75,7 +76,7 @@ impl Whole {
         self.chaining.take_if(|(file, _)| refused.iter().any(|refused| refused.starts_with(file.as_str())));
     }
 
-    /// Most one-row steps of a launch.
+    /// Maximum number of one-row steps of a launch.
     pub(super) fn chained_steps(&self) -> usize {
         self.chaining.as_ref().map_or(1, |(_, n)| *n)
     }

@@ -1,5 +1,5 @@
-// Parts of a step's region that the host writes in the same form for every GPU: spans, and the
-// choices of outputs' tokens. build.rs translates the structs to Rust.
+// Spans and sampling parameters: parts of a step's region that the host writes in the same form for
+// every GPU. The file build.rs translates the structs to Rust.
 #pragma once
 
 // A token is an id, or this bit and an index into the buffer of chosen tokens: an output of an

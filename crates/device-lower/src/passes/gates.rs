@@ -1,5 +1,5 @@
-//! Gates after a single product: of columns of an existing value, as for the per-layer inputs of
-//! some models, and of whole rows, as for a shared expert.
+//! Gates after a single product. Some gate columns of an existing value, such as the per-layer
+//! inputs of some models; others gate whole rows, such as a shared expert's.
 
 use super::{Joined, Readers};
 use crate::fields::{Projection, Tail, other_of};

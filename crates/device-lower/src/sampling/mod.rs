@@ -40,7 +40,7 @@ use top_p::TopP;
 pub struct Candidate {
     /// Token id.
     pub id: u32,
-    /// Its logit after the stages so far.
+    /// The token's logit after the stages so far.
     pub logit: f32,
 }
 
@@ -72,7 +72,7 @@ struct Picked {
     token: u32,
     /// `-log2` of its probability if a chain chose it, otherwise NaN.
     surprise: f32,
-    /// Natural logarithm of the probability with which it was drawn; NaN unless wanted.
+    /// Natural logarithm of the probability with which the token was drawn; NaN unless wanted.
     logprob: f64,
 }
 

@@ -23,19 +23,19 @@ use device_lower::fields::{AttentionOf, HeadChain, QkRopeKv, attention_of};
 use device_lower::table::{Extent, Location, Region, RowClass, When};
 use device_lower::units::{Heads, Queries};
 
-/// Columns of a head that the kernels take, at most.
+/// Maximum columns of a head in the kernels.
 const MOST_COLUMNS: usize = 576;
 
 /// Heads with more columns than this are attended fewer than eight at once.
 const MANY_COLUMNS: usize = 512;
 
-/// Columns of a head that attention to activations takes, at most.
+/// Maximum columns of a head in attention to activations.
 const MOST_COLUMNS_OF_ROWS: usize = 512;
 
 /// Positions of a window, at most; a longer one is none.
 const MOST_WINDOW: usize = 1 << 30;
 
-/// Columns of a head that tiles of encoder states take, at most.
+/// Maximum columns of a head in tiles of encoder states.
 const MOST_ENCODER_COLUMNS: usize = 128;
 
 /// The source of keys and values.
@@ -326,7 +326,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         let args = AttentionArguments {
             n_heads: a.n_heads as u32,
             n_positions: n_positions as u32,
-            // No position is as far away.
+            // This window is larger than any distance between positions.
             window: a.window.unwrap_or(0).min(MOST_WINDOW) as u32,
             n_splits: n_splits.unwrap_or(1) as u32,
             scale: a.scale,
@@ -426,7 +426,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         let heads = self.heads_at_once(a);
         let simdgroups = c.profile.attention_simdgroups as usize;
         let mut call = self.attention_call(Kernel { file, function }, a, n_splits);
-        // One row's turn and store; the row's own key and value are seen too.
+        // RoPE and KvWrite of one row, whose own key and value are also visible.
         let (q, k) = (a.turned, a.fused.map(|heads| heads.chains.k));
         let from = q.map_or(a.q, |q| q.x);
         call = call

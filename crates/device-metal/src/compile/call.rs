@@ -130,7 +130,7 @@ impl Call {
         self
     }
 
-    /// A grid whose threadgroups may as well have fewer threads.
+    /// A grid whose threadgroups may have fewer threads.
     pub(super) fn flexible(mut self, grid: [Extent; 3], threads: u32) -> Call {
         self.any_threads = true;
         self.grid(grid, threads)

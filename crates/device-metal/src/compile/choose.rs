@@ -43,7 +43,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         match self.bests {
             Some(bests) => {
                 self.argmax(x, Some(bests), When::BestOfPlain)?;
-                // The head has left the largest of what masks and penalties then changed.
+                // The head's largest logits are stale, since masks and penalties changed the logits
+                // afterwards.
                 self.argmax(x, None, When::BestOfChanged)?;
             }
             None => self.argmax(x, None, When::Best)?,

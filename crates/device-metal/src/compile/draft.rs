@@ -129,8 +129,7 @@ pub(super) struct Draft<'a, G: MetalGpu> {
     pub(super) parts: Option<AttentionParts>,
     /// A branch that the next projection adds to the residual.
     pub(super) join: Option<Join>,
-    /// Norms that were made already, together with their sum or for an earlier reader: where they
-    /// are.
+    /// Places of norms that were already computed, with their sum or for an earlier reader.
     pub(super) normed: Vec<ValueId>,
     /// Products of experts that the next sum weighs and adds: the products, and their weights.
     pub(super) expert_parts: Option<(ValueId, ValueId)>,

@@ -17,10 +17,11 @@ use device_lower::fields::{Norm, Projection};
 use device_lower::table::{Extent, Location, RowClass};
 use device_lower::units::{Beside, Join, Unit, parts_of};
 
-/// Most experts that `expert_groups.metal` orders.
+/// Maximum number of experts that `expert_groups.metal` orders.
 const MAX_ORDERED: usize = 1024;
 
-/// Most experts of a row that `route.h` chooses, and most groups of experts: one for each lane.
+/// Maximum number of experts of a row that `route.h` chooses, and most groups of experts: one for
+/// each lane.
 const MAX_ROUTED: usize = 32;
 
 /// Threads of the threadgroup of `expert_groups.metal`.
@@ -37,7 +38,7 @@ struct Experts {
     up: Option<(WeightId, Activation)>,
     /// Weights of the experts' products, and the residual to which their sum is added.
     sum: Option<(ValueId, Option<ValueId>)>,
-    /// In the same dispatch, of one row.
+    /// The product runs in the same dispatch, for one row.
     beside: Option<Dense>,
     out: ValueId,
 }

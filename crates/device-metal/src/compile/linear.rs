@@ -1,6 +1,6 @@
-//! Projections: GEMV for up to eight rows, with norm, bias, gate and residual in the one dispatch;
-//! tiles of matrices for more, after a norm of their own. And Embed, which decodes rows of the same
-//! weights. A row that attention made in parts: `merged`.
+//! Projections. Up to eight rows use GEMV, with norm, bias, gate and residual in one dispatch. More
+//! rows use tiles of matrices, after a dispatch for the norm. And Embed, which decodes rows of the
+//! same weights. A row that attention made in parts: `merged`.
 //!
 //! The contracts are the headers `kernels/linear/gemv.h`, `kernels/linear/gemm.h` and
 //! `kernels/embed.h`.
@@ -44,12 +44,12 @@ struct Product<'a> {
     bests: bool,
     /// The join that computes the row x.
     join: Option<Join>,
-    /// Steps in which it runs.
+    /// Steps in which the product runs.
     when: When,
 }
 
 impl<'a> Product<'a> {
-    /// Nothing before or after it.
+    /// A projection without a norm before it or an operation after it.
     fn new(x: ValueId, matrices: &'a [MatrixOf]) -> Product<'a> {
         Product {
             x,
@@ -107,7 +107,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         let schedule = self.schedule(p.x);
         let join = self.join.take();
         let when = match self.merged_projection(p)? {
-            // In all others.
+            // A merged projection runs in steps with a long sequence, this one in all others.
             Some(When::Long) => When::Short,
             Some(_) => return Ok(()),
             None => When::Always,
@@ -130,7 +130,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         let (softcap, bests) = match when {
             When::Always => self.after_head(schedule, p),
             When::Short | When::Long => (None, false),
-            // Products run whatever is chosen.
+            // Products run for any choice of experts.
             When::Penalties
             | When::Masks
             | When::Best
@@ -166,8 +166,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.product(self.schedule(p.x), &Product { add, row_gate, ..Product::new(p.x, &p.matrices) })
     }
 
-    /// Operations after a product that its dispatch can do: the softcap, whose unit is then
-    /// skipped, and the search for the largest output (true if it is done).
+    /// Operations that the dispatch of a product can do: the softcap, whose unit is then skipped,
+    /// and the search for the largest output (true if it does).
     fn after_head(&mut self, schedule: Schedule, p: &Projection) -> (Option<(f32, ValueId)>, bool) {
         let ([matrix], Tail::Store) = (&p.matrices[..], p.tail) else { return (None, false) };
         let (mut out, mut softcap, mut rest) = (matrix.out, None, self.rest);

@@ -1,4 +1,4 @@
-//! The kernels of single Ops: norms, element-wise Ops, and what has a file of its own.
+//! The kernels of single Ops: norms, element-wise Ops, and Ops with a kernel file of their own.
 
 use super::call::{Call, ONE, each, per_token};
 use super::draft::Draft;

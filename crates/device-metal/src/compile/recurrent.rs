@@ -114,7 +114,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         most >= c.profile.scan_rows && !scan.per_row && !c.is_deterministic()
     }
 
-    /// A scan, but for what only one of them has.
+    /// The operands that both scans have.
     fn scan(&self, file: &'static str, scan: &Scan) -> Result<Call> {
         let c = self.compiler;
         let (rows, cols) = (c.cols(scan.keys) / scan.n_shared, c.cols(scan.x) / scan.n_heads);

@@ -35,8 +35,8 @@ use weights::Bytes;
 type Object<T> = Retained<ProtocolObject<T>>;
 
 // Without CoreGraphics in the process `MTLCreateSystemDefaultDevice` returns nil in a program
-// without a window, as its documentation says. That one of its functions is named keeps a linker
-// from leaving it out.
+// without a window, as its documentation says. The reference to one of its functions makes the
+// linker keep it.
 #[link(name = "CoreGraphics", kind = "framework")]
 unsafe extern "C" {
     fn CGMainDisplayID() -> u32;
@@ -247,8 +247,8 @@ impl AppleGpu {
     /// The default GPU.
     ///
     /// # Errors
-    /// There is none, or it is not one of Apple's from M1 on; or it has no tensor units, and they
-    /// are asked for.
+    /// There is no GPU, it is older than Apple's M1, or it lacks the tensor units that the options
+    /// demand.
     pub fn new(options: &Options) -> Result<AppleGpu> {
         let unsupported = |what: String| Error::Unsupported {
             device: NAME,
@@ -368,7 +368,7 @@ impl AppleGpu {
         })
     }
 
-    /// From macOS 15 on.
+    /// True from macOS 15 on.
     fn compile_options_have_math_mode(&self) -> bool {
         MTLCompileOptions::new().respondsToSelector(sel!(setMathMode:))
     }
@@ -565,11 +565,11 @@ impl Gpu for AppleGpu {
         &self.facts
     }
 
-    /// CPU and GPU share all memory, whatever its kind.
+    /// CPU and GPU share memory of every kind.
     fn allocate(&self, _memory: Memory, what: &str, bytes: usize) -> Result<AppleBuffer> {
         let refused = || Error::OutOfMemory { device: NAME, what: what.to_owned(), bytes: bytes as u64 };
-        // Shared memory comes from the system filled with zeros. Hazards are tracked, so that a
-        // command buffer that is submitted while another runs waits for what that one writes.
+        // Shared memory comes from the system filled with zeros. Hazards are tracked, so a command
+        // buffer that is submitted while another runs waits for the writes of that one.
         let options = match self.mode {
             EncoderMode::Fenced => {
                 MTLResourceOptions::StorageModeShared | MTLResourceOptions::HazardTrackingModeUntracked
@@ -685,7 +685,7 @@ impl Gpu for AppleGpu {
 }
 
 impl MetalGpu for AppleGpu {
-    /// At most the GPU's recommended working set, less what this process has already allocated.
+    /// The GPU's recommended working set, minus the bytes that this process has allocated.
     fn memory(&self) -> platform::SystemMemory {
         let system = platform::system_memory();
         let most = self.device.recommendedMaxWorkingSetSize();

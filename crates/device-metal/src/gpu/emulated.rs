@@ -3,9 +3,9 @@
 //!
 //! It is slow and runs on one thread unless told otherwise; it is for tests, never a default.
 //! Dispatches of a group run in an order of the caller's choice, so that a missing barrier shows as
-//! another result. What is submitted runs as late as possible, when it is waited for, so that a
-//! host that writes over what a step in flight still reads shows as another result too. What faults
-//! is an error of the step.
+//! another result. Submitted work runs as late as possible, when it is waited for. So if the host
+//! overwrites memory that a step in flight still reads, the results differ. What faults is an error
+//! of the step.
 
 use super::{Common, Constant, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH};
 use crate::kernels::{self, Kernel};
@@ -43,8 +43,8 @@ pub struct Options {
     pub numerics: emulator::Numerics,
     /// A file of kernels, and the source that it has instead of its own: to see a defect found.
     pub replaced: Option<(&'static str, String)>,
-    /// A sanitizer, and the files whose kernels run under it: in a process of their own, where
-    /// nothing is counted and bindings have no limits.
+    /// A sanitizer, and the files whose kernels run under it: they run in a process of their own,
+    /// without counts and without limits of bindings.
     pub sanitized: Option<(emulator::Sanitizer, IsOf)>,
 }
 
@@ -64,7 +64,7 @@ impl Options {
     }
 }
 
-/// A buffer, and the bytes that it is a view of.
+/// A buffer, and the bytes of which the buffer is a view.
 pub struct EmulatedBuffer {
     buffer: emulator::Buffer,
     _bytes: Option<Bytes>,
@@ -119,7 +119,7 @@ pub struct Traced {
     pub threadgroups: [u32; 3],
     /// True if a barrier precedes it.
     pub after_barrier: bool,
-    /// Its memory accesses and operations.
+    /// Memory accesses and operations of the dispatch.
     pub counters: emulator::Counters,
 }
 
@@ -129,9 +129,9 @@ type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
 /// The compiler and the libraries that it compiled.
 struct Shaders {
     compiler: emulator::Compiler,
-    /// A file whose source is another than the one that is built in.
+    /// A file whose source replaces the built-in one.
     replaced: Option<(&'static str, String)>,
-    /// For the files that run under a sanitizer.
+    /// Compiler for the files that run under a sanitizer.
     sanitizing: Option<(emulator::Compiler, IsOf)>,
     libraries: Libraries<emulator::Library>,
 }
@@ -200,8 +200,8 @@ struct Waiting {
     threads: [u32; 3],
 }
 
-// SAFETY: the addresses are of buffers, which may be used from any thread, and which live until the
-// ticket of the submission is dropped: that runs what is left of it.
+// SAFETY: the addresses are of buffers, which any thread may use. They live until the ticket of the
+// submission is dropped, and the drop runs the rest of the submission.
 unsafe impl Send for Waiting {}
 
 /// A buffer that dispatches reach through addresses.
@@ -231,7 +231,7 @@ struct Work {
 struct Submitted {
     /// `None`: it has run.
     work: Mutex<Option<Work>>,
-    /// Seconds that it took, or the error's text.
+    /// Seconds of the submission, or the error's text.
     ended: OnceLock<std::result::Result<f64, String>>,
 }
 
@@ -318,7 +318,7 @@ impl EmulatedGpu {
         Ok(EmulatedGpu { shaders, facts, order, run, pipelines, trace, queue })
     }
 
-    /// From now on, keep what every dispatch did.
+    /// Record the work of every dispatch from now on.
     pub fn start_trace(&self) {
         *lock(&self.trace) = Some(Vec::new());
     }
@@ -480,7 +480,7 @@ impl Gpu for EmulatedGpu {
         Some(EmulatedBuffer { buffer, _bytes: Some(bytes.clone()) })
     }
 
-    /// Nothing: what never runs is never compiled.
+    /// Does nothing, since each file is compiled when it first runs.
     fn prepare(&self, _kernels: &[&Request]) {}
 
     fn pipeline(&self, Request { kernel, constants, .. }: &Request) -> Result<EmulatedPipeline> {

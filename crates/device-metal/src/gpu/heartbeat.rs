@@ -1,8 +1,8 @@
-//! A thread that does something again and again while a GPU is in use, and for a while after.
+//! A thread that repeats an action while a GPU is in use, and for a while afterwards.
 //!
-//! The system lets go of what a residency set holds soon after a GPU falls idle: others measured
-//! that the first tokens after a second of idleness then took five times as long. So sets are
-//! requested again while nothing runs, until the owner is likely to be gone.
+//! The system releases the memory of a residency set soon after the GPU becomes idle. Others
+//! measured that the first tokens after a second of idleness then took five times as long. So sets
+//! are requested again while nothing runs, until the owner is likely to be gone.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Time between two beats.
 pub const PERIOD: Duration = Duration::from_millis(400);
 
-/// Time after the last use during which it beats.
+/// Time after the last use during which the thread calls `beat`.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
 struct State {
@@ -30,7 +30,7 @@ fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
 
 impl Heartbeat {
     /// Call `beat` every `period`, until so long after the last [`Self::used`]; then again from the
-    /// next one on. Without a thread to be had, never.
+    /// next one on. If no thread can be started, `beat` is never called.
     pub fn new(period: Duration, patience: Duration, mut beat: impl FnMut() + Send + 'static) -> Heartbeat {
         let shared =
             Arc::new((Mutex::new(State { last_used: Instant::now(), ended: false }), Condvar::new()));

@@ -42,7 +42,7 @@ pub fn check_ahead(device: &dyn Device, every: usize) -> Vec<(String, Result<(),
         .collect()
 }
 
-/// Each stage alone, all together, and none; one for each sequence, in turn.
+/// Samplers with each stage alone, with all stages and with none; sequences use them in turn.
 fn wants() -> Vec<(&'static str, Vec<Want>)> {
     let sampling = Sampling { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, random: 0.0 };
     let sampled = |sampling| Want { choose: Choose::Sample(sampling), ..Want::default() };

@@ -9,21 +9,21 @@ use device_check::{Case, compare, compare_chunks};
 /// A difference from the default device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// No rule of fusion.
+    /// Without rules of fusion.
     Unfused,
-    /// One dispatch after the other.
+    /// Without dispatches that run at the same time.
     Serial,
     /// Pipelines are compiled, not loaded from a file.
     NoArchive,
-    /// No sequence is split over threadgroups.
+    /// Without sequences that are split over threadgroups.
     Unsplit,
 }
 
 impl Variant {
-    /// All, in the order in which they are tried.
+    /// All variants, in the order in which they are tried.
     pub const ALL: [Variant; 4] = [Variant::Unfused, Variant::Serial, Variant::NoArchive, Variant::Unsplit];
 
-    /// In a report.
+    /// Name in a report.
     pub fn name(self) -> &'static str {
         match self {
             Variant::Unfused => "unfused",

@@ -13,7 +13,7 @@ pub struct Probed {
     pub what: &'static str,
     /// The bits that it has where a GPU calculates as the kernels need it.
     pub expected: u32,
-    /// Units in the last place that it may be off.
+    /// Allowed error of the value in units in the last place.
     pub ulp: u32,
     /// True if kernels depend on it; otherwise it is only reported.
     pub is_needed: bool,
@@ -37,7 +37,8 @@ fn inputs() -> [f32; 16] {
     inputs
 }
 
-/// In the order of the kernel's outputs: what, expected, ulp, needed.
+/// Probes in the order of the kernel's outputs: name, expected value, ulp, and true if it is
+/// needed.
 fn expected() -> [(&'static str, f32, u32, bool); 16] {
     let third = 1.0f32 / 3.0;
     let row: f32 = (0..8).map(|k| (1 + 8 * k) as f32 * k as f32).sum();

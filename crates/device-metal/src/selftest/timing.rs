@@ -1,6 +1,6 @@
-//! Timings: many repetitions in one command buffer, over matrices that no cache holds; what
-//! dispatches, barriers and command buffers cost; steps of a whole model; and a search over the
-//! fields of a profile.
+//! Timings of kernels, by many repetitions in one command buffer over matrices that no cache holds.
+//! Other timings are of dispatches, barriers, command buffers and steps of a whole model. A search
+//! goes over the fields of a profile.
 
 use super::{model_of, product};
 use crate::arguments::PeakArguments;
@@ -40,7 +40,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// For a GPU, or for the emulator, where only the way is what matters.
+    /// Repetitions for a GPU, or for the emulator, where the times do not matter.
     pub fn of(is_emulated: bool) -> Effort {
         match is_emulated {
             // The shape of a model of 0.6 billion weights.
@@ -103,9 +103,9 @@ pub fn time_product<G: MetalGpu>(
     Ok((seconds, commands[index].weight_bytes))
 }
 
-/// Seconds of a dispatch that does next to nothing: without a barrier, with one, in a command
-/// buffer of its own that follows the one before as steps in flight do (by tracked hazards or a
-/// fence, as `--metal-encoder` says), and in one that is waited for.
+/// Seconds of a nearly empty dispatch: without a barrier, with one, in a command buffer of its own,
+/// and in one that is waited for. Command buffers follow each other as steps in flight do (by
+/// tracked hazards or a fence, as `--metal-encoder` says).
 ///
 /// # Errors
 /// The device refused or failed.
@@ -224,7 +224,7 @@ pub struct Decoder<G: MetalGpu> {
 }
 
 impl<G: MetalGpu> Decoder<G> {
-    /// With the model's weights made.
+    /// Builds the model with its weights.
     ///
     /// # Errors
     /// The device refused.
@@ -382,8 +382,8 @@ const FIELDS: [Field; 14] = [
     ("scan_rows", Judge::Scan, |p| with(p, &[12, usize::MAX], |p, n| p.scan_rows = n)),
 ];
 
-/// Search over the fields of a profile, each judged by the steps that it matters to. `tell` hears
-/// of each that was tried, with its tokens or rows per second; false ends the search. The best
+/// Search over the fields of a profile; the time of the steps that a field affects decides. `tell`
+/// is called after each trial, with its tokens or rows per second; false ends the search. The best
 /// profile, and its tokens per second.
 ///
 /// # Errors

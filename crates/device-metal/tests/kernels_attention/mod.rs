@@ -1,5 +1,5 @@
-//! The attention kernels, through the emulator, against plain Rust in f64. Here stands what they
-//! share: the shapes, the cache of scattered pages, and the reference.
+//! The attention kernels, through the emulator, against plain Rust in f64. This file has their
+//! shapes, the cache of scattered pages, and the reference.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -111,7 +111,7 @@ impl Shape {
         self.layer_bytes().next_multiple_of(16)
     }
 
-    /// Positions that a row at `position` sees whose span has these.
+    /// Positions of a span that its row at `position` sees.
     fn seen(&self, position: usize, span: Range<usize>) -> Range<usize> {
         let first = match self.window {
             Some(window) if self.chunked => position / window * window,
@@ -164,7 +164,7 @@ impl Shape {
     }
 }
 
-/// Pages of several sequences, scattered; what no position was written to is NaN.
+/// Scattered pages of several sequences; bytes of unwritten positions are NaN.
 struct Cache {
     shape: Shape,
     pool: Vec<u8>,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// As in `step.h`.
+/// Bit of a linked token, defined in `step.h`.
 const LINKED: u32 = 1 << 31;
 
 #[test]

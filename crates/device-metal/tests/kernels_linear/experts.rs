@@ -83,8 +83,7 @@ fn beside(w: &Weight) -> [u32; 4] {
     [n_in, w.block.row_bytes(n_in), w.block.row_scale_bytes(n_in), w.n_rows()].map(|n| n as u32)
 }
 
-/// The chosen experts of one row, and a wider one that every row goes through: gates and ups after
-/// the same norm.
+/// The chosen experts of one row, and a wider shared expert: gates and ups after the same norm.
 #[test]
 fn a_dense_gate_beside_those_of_the_experts() {
     let mut rng = Rng::new(26);
@@ -155,7 +154,7 @@ fn experts_one_row_at_a_time() {
             (0..n * k).flat_map(|pair| products(x_of(pair), n_in, &weights[ids[pair] as usize])).collect()
         };
 
-        // One product, each with its own input.
+        // One product for each expert, with its own input.
         let out =
             base().flag(OWN_INPUT, true).floats(1, &own).output(16, n * k * n_out).grid([1, n * k, 1], 64);
         check(name, &out.run().floats(16), &of(&gates, &own, true), F32_BOUND);

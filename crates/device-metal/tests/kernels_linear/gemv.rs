@@ -1,4 +1,4 @@
-//! GEMV: one, two, four and eight rows; up to three weights of one x; what is read.
+//! GEMV: one, two, four and eight rows; up to three weights of one x; and the bytes that are read.
 
 use super::*;
 

@@ -1,5 +1,4 @@
-//! A product that first makes its row: what a branch adds to the residual stream after norms of its
-//! own.
+//! A product that first computes its row: a branch, normalised and added to the residual stream.
 
 use super::*;
 
@@ -14,7 +13,7 @@ pub(super) struct Branch {
     norm: Option<Vec<f32>>,
 }
 
-/// On the sum.
+/// The norm of the sum.
 const FACTOR: f32 = 0.75;
 
 impl Branch {
@@ -62,7 +61,7 @@ impl Branch {
         launch
     }
 
-    /// Sum and normalised sum that it makes.
+    /// Sum and normalised sum of the branches.
     fn joined(&self, threads: usize) -> (Vec<f32>, Option<Vec<f32>>) {
         let out = self.alone(threads).run();
         (out.floats(3), self.norm.as_ref().map(|_| out.floats(13)))

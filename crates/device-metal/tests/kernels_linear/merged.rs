@@ -54,7 +54,7 @@ impl Parts {
         self.bind(launch, 10).run().floats(9)
     }
 
-    /// One row of products of what they become.
+    /// Products of one row, the merged attention.
     pub(super) fn launch(
         &self,
         file: &'static str,

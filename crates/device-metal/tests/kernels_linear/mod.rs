@@ -1,5 +1,5 @@
 //! The kernels that multiply with weights, through the emulator, against plain Rust in f64 over the
-//! codecs' values. Here stands what they share: the list of types, the reference and the launches.
+//! codecs' values. This file has the list of types, the reference and the launches.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -195,9 +195,9 @@ fn arguments(block: BlockType, n_in: usize, per_token: usize, n_out: &[usize]) -
     ]
 }
 
-/// `x W^T` in f64, and for each product the size of what was added: the sum of magnitudes, and of
-/// the row's largest value times x, as kernels that keep codes and offsets apart add terms of that
-/// size.
+/// `x W^T` in f64, and the size of the terms of each product: the sum of magnitudes, plus that of
+/// the row's largest value times x. Kernels that accumulate codes and offsets apart add terms of
+/// that size.
 fn products(x: &[f32], n_in: usize, w: &Weight) -> Vec<(f64, f64)> {
     let n_out = w.n_rows();
     let mut values = vec![0.0; n_out * n_in];

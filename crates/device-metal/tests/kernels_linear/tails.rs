@@ -76,7 +76,7 @@ fn a_gate_of_what_is_given() {
     }
 }
 
-/// Products of a row as far as a gate of the row lets them through, and what they are added to.
+/// Products of a row, scaled by a gate of the row, and the residual to which they are added.
 #[test]
 fn a_gate_of_whole_rows() {
     let mut rng = Rng::new(25);
@@ -136,7 +136,7 @@ fn residual_softcap_and_the_largest_output() {
         x[n_in..2 * n_in].copy_from_slice(&decoded.iter().map(|v| v * 10.0).collect::<Vec<_>>());
         let residual = normal(&mut rng, 3 * n_out);
 
-        // Softcap and argmax of the rows of outputs: three, whatever the tokens.
+        // Softcap and argmax of three output rows, for any number of tokens.
         for (n, split) in [(1, 1), (4, 1), (4, 2)] {
             let groups = n_out.div_ceil(4).div_ceil(4 / split);
             let launch = launch(file, format!("linear_{name}_gemv_{n}"), block, n_in)

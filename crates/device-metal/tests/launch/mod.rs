@@ -12,7 +12,7 @@ use metal_emulator::{
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// One dispatch, with everything that a host binds.
+/// One dispatch with its bindings.
 #[derive(Clone, Debug, Default)]
 pub struct Launch {
     pub file: &'static str,
@@ -146,7 +146,7 @@ impl Launch {
         self.run_own(Way::Sanitized(sanitizer), source)
     }
 
-    /// Run the file's own kernel under a sanitizer, without the others.
+    /// Runs only the file's own kernel under a sanitizer.
     pub fn sanitize_file(&self, sanitizer: Sanitizer) -> Outcome {
         let compiler = compiler(Way::Sanitized(sanitizer));
         match compiler.compile_function(self.file, source(self.file), HEADERS, &self.function) {
@@ -233,9 +233,9 @@ enum Way {
     Sanitized(Sanitizer),
 }
 
-/// The compiler, one for all tests of a process: to find clang takes longer than a launch. Its
-/// cache is the device's own, so that a file is compiled once for all tests of all crates, and kept
-/// for the next run.
+/// The compiler for all tests of a process, since finding clang is slower than a launch. Its cache
+/// is the device's own, so that a file is compiled once for all tests of all crates, and kept for
+/// the next run.
 fn compiler(way: Way) -> Arc<Compiler> {
     static COMPILERS: Mutex<Vec<(Way, Arc<Compiler>)>> = Mutex::new(Vec::new());
     let mut compilers = COMPILERS.lock().unwrap_or_else(PoisonError::into_inner);

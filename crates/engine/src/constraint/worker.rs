@@ -1,5 +1,5 @@
-//! Computation of masks: by a thread of its own while a device computes a step, and by the thread
-//! that chooses a token if its mask is missing.
+//! Computation of masks. A thread computes them while a device computes a step. If a mask is
+//! missing, the thread that chooses the token computes it.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -67,7 +67,7 @@ pub(crate) struct Account {
     pub(super) booked: AtomicU64,
     /// Bytes that its sequences use up in a second.
     pub(super) growth: AtomicU64,
-    /// Most bytes that it may hold; `u64::MAX`: it need not release anything.
+    /// Maximum number of bytes that the account may hold; `u64::MAX`: no limit.
     pub(super) target: AtomicU64,
 }
 
@@ -133,7 +133,7 @@ impl Account {
         self.ledger.resident.fetch_sub(bytes, ORDER);
     }
 
-    /// Most bytes that the account may hold.
+    /// Maximum number of bytes that the account may hold.
     pub(crate) fn target(&self) -> u64 {
         self.target.load(ORDER)
     }
@@ -143,7 +143,7 @@ impl Account {
         self.ledger.budget.load(ORDER).saturating_sub(self.ledger.resident.load(ORDER))
     }
 
-    /// Most bytes that may be committed for an oldest sequence.
+    /// Maximum number of bytes that may be committed for an oldest sequence.
     pub(crate) fn most_booked(&self) -> u64 {
         self.ledger.most_booked.load(ORDER)
     }

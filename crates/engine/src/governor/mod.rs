@@ -5,10 +5,9 @@
 //! before it touches a new page, and between two steps it releases what it holds beyond its target.
 //! Neither takes a lock, except after the oldest sequence has ended.
 //!
-//! Steps on a shortage, in this order: release free pages that are still committed; evict cold
-//! leaves of the prefix cache; unload models that nobody uses; begin nothing new and make chunks
-//! smaller; park the youngest sequence of the lowest priority, down to the oldest. No step ends a
-//! sequence.
+//! Actions on a shortage have a fixed order. They are: release free pages that are still committed;
+//! evict cold leaves of the prefix cache; unload unused models; admit nothing and shrink chunks;
+//! park the youngest sequence of the lowest priority, down to the oldest. No step ends a sequence.
 
 mod account;
 mod policy;
@@ -75,7 +74,7 @@ pub struct MemoryStatus {
     pub device: &'static str,
     /// The last reading.
     pub reading: Reading,
-    /// Most bytes that pools and caches may hold.
+    /// Maximum number of bytes that pools and caches may hold.
     pub budget: u64,
     /// Bytes that pools and caches hold.
     pub held: u64,

@@ -109,11 +109,11 @@ pub(super) struct Held {
 /// Limits set by the policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Budget {
-    /// Most bytes of pools and caches.
+    /// Maximum number of bytes of pools and caches.
     pub(super) bytes: u64,
-    /// Most bytes for a sequence that runs alone: it may use most of the reserve.
+    /// Maximum number of bytes for a sequence that runs alone: it may use most of the reserve.
     pub(super) hard: u64,
-    /// Most bytes that are committed for an oldest sequence.
+    /// Maximum number of bytes that are committed for an oldest sequence.
     pub(super) most_booked: u64,
     /// True if nothing new should begin and chunks should be small.
     pub(super) is_pressed: bool,

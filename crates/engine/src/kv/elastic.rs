@@ -42,7 +42,7 @@ impl KvCache {
         self.account.is_some()
     }
 
-    /// Most bytes of pages that may be held now, by the budget and by the governor.
+    /// Maximum number of bytes of pages that may be held now, by the budget and by the governor.
     pub fn allowed_bytes(&self) -> u64 {
         let governed = self.account.as_ref().map(|a| self.resident_bytes().saturating_add(a.room()));
         self.budget.min(governed.unwrap_or(u64::MAX))
@@ -126,7 +126,8 @@ impl KvCache {
         self.floor.fill(0);
     }
 
-    /// Most pages of a group that a sequence of `n_tokens` tokens holds, and one for a copy.
+    /// Maximum number of pages of a group that a sequence of `n_tokens` tokens holds, and one for a
+    /// copy.
     fn pages_for(&self, group: usize, n_tokens: usize) -> usize {
         if self.is_encoded[group] {
             return 0;

@@ -1,10 +1,10 @@
 //! Bookkeeping of the KV cache: the page of each position of each sequence.
 //!
 //! The program owns the bytes, and commits them granule by granule as pages are taken. This module
-//! has page tables (one row for each slot and KV group, read by the device), a pool of page numbers
-//! for each group, and the prefix cache. Reference counts let sequences and the cache share pages.
-//! A page that is held more than once is never written: it is copied before a sequence writes to it
-//! ([`KvCache::reserve`]).
+//! has page tables, pools and the prefix cache. A page table has one row for each slot and KV
+//! group, which the device reads. Each group has a pool of page numbers. Reference counts let
+//! sequences and the cache share pages. A page that is held more than once is never written: it is
+//! copied before a sequence writes to it ([`KvCache::reserve`]).
 
 mod commit;
 mod elastic;
@@ -26,7 +26,8 @@ use crate::{Error, Result};
 use states::SlotStates;
 use tables::PageTables;
 
-/// Most pages that one sequence holds in a group while a step of `max_rows` rows is computed.
+/// Maximum number of pages that one sequence holds in a group while a step of `max_rows` rows is
+/// computed.
 pub fn pages_of_sequence(window: Option<usize>, n_ctx: usize, max_rows: usize, page_len: usize) -> usize {
     let all = n_ctx.div_ceil(page_len);
     // A window needs the rows of a step and the `window - 1` positions before them, and one page
@@ -36,10 +37,10 @@ pub fn pages_of_sequence(window: Option<usize>, n_ctx: usize, max_rows: usize, p
 
 /// Pages of each group's pool for `n_sequences` sequences that run at once.
 ///
-/// That is what they can hold, and a little for the prefix cache: one page for a copy, and in
-/// window groups the window at the end of each prompt, without which nothing of the prompt could be
-/// reused. (A window as long as the context never ends.) Pages that an encoder writes exist once
-/// for all sequences.
+/// That is the most that they can hold, and a little for the prefix cache. The cache needs one page
+/// for a copy, and in window groups the window at the end of each prompt. Without that window no
+/// part of the prompt could be reused. (A window as long as the context never ends.) Pages that an
+/// encoder writes exist once for all sequences.
 pub fn pool_sizes(
     layout: &KvLayout,
     n_ctx: usize,
@@ -57,8 +58,8 @@ pub fn pool_sizes(
     layout.groups.iter().map(of_group).collect()
 }
 
-/// Most bytes of KV pages of one sequence of `n_tokens` tokens, with a page of each group for a
-/// copy.
+/// Maximum number of bytes of KV pages of one sequence of `n_tokens` tokens, with a page of each
+/// group for a copy.
 pub fn bytes_of_sequence(layout: &KvLayout, limits: &Limits, n_tokens: usize) -> u64 {
     let of_group = |(group, g): (usize, &KvGroup)| {
         let n = g.encoder_states.map_or_else(
@@ -74,7 +75,7 @@ pub fn bytes_of_sequence(layout: &KvLayout, limits: &Limits, n_tokens: usize) ->
 #[derive(Clone, Debug)]
 pub struct KvCache {
     page_len: usize,
-    /// Most rows of a step.
+    /// Maximum number of rows of a step.
     max_rows: usize,
     /// Window of each group.
     windows: Vec<Option<usize>>,
@@ -87,7 +88,7 @@ pub struct KvCache {
     states: Vec<SlotStates>,
     /// Bytes of a page of each group.
     page_bytes: Vec<u64>,
-    /// Most bytes of pages held at once by sequences and the prefix cache.
+    /// Maximum number of bytes of pages held at once by sequences and the prefix cache.
     budget: u64,
     /// Account at the governor of the process; `None`: there is no governor.
     account: Option<Arc<Account>>,
@@ -206,12 +207,12 @@ impl KvCache {
         (pool.n_pages() - pool.n_free(), pool.n_pages())
     }
 
-    /// Set the most bytes of pages to hold. Pages beyond it are freed as others are taken.
+    /// Set the maximum bytes of pages. Pages beyond it are freed when new pages are allocated.
     pub fn set_budget(&mut self, bytes: u64) {
         self.budget = bytes;
     }
 
-    /// Most bytes of pages held at once.
+    /// Maximum number of bytes of pages held at once.
     pub fn budget(&self) -> u64 {
         self.budget
     }

@@ -5,8 +5,8 @@
 //! Right below the root are the salts, nodes without pages: rows computed under one salt are never
 //! found under another.
 //!
-//! Children are in the order of their tokens. A binary search finds the child with the same page
-//! or, if there is none, the two neighbours, one of which has the longest common start. A hash
+//! Children are in the order of their tokens. A binary search finds the child with the same page.
+//! If there is none, it finds two neighbours, and one of them has the longest common start. A hash
 //! would find only the former. Token ids are compared, so two prefixes cannot be confused.
 //!
 //! In a window group a node may have no page ([`PAGE_NONE`]): it fell out of the window before the
@@ -236,8 +236,8 @@ impl PrefixCache {
     /// ([`STATE_NONE`] if there is none). This counts as a use of their nodes.
     ///
     /// If the cache has a full page of the same tokens already, the sequence releases its own and
-    /// shares the cache's. So a sequence that holds the page of a node holds those of the nodes
-    /// above too, and pages that no sequence holds can be evicted leaf by leaf.
+    /// shares the cache's. So a sequence that holds the page of a node holds the pages of the nodes
+    /// above too. Pages that no sequence holds can be evicted leaf by leaf.
     pub(super) fn insert(
         &mut self,
         salt: u64,

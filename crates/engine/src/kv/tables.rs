@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use device::PAGE_NONE;
 
-/// Most changes that are listed one by one. A step of a prompt adds a page for each `page_len` rows
-/// and group. If a sequence's end frees more, sending the whole table is cheaper.
+/// Maximum number of changes that are listed one by one. A step of a prompt adds a page for each
+/// `page_len` rows and group. If a sequence's end frees more, sending the whole table is cheaper.
 const MOST_CHANGES: usize = 1024;
 
 /// Page tables of all slots and groups.

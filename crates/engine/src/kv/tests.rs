@@ -18,7 +18,7 @@ struct Pages {
     /// `pages[group][page][i]`: the token whose keys and values are at position `i` of the page.
     pages: Vec<Vec<[Option<u32>; PAGE]>>,
     committed: CommittedPages,
-    /// Most pages that may be committed at once, over all groups.
+    /// Maximum number of pages that may be committed at once, over all groups.
     most: usize,
 }
 
@@ -544,7 +544,7 @@ enum Action {
     Remember {
         slot: usize,
     },
-    /// Share the first `len` positions of a slot, if they are there, with another that is empty.
+    /// Share the first `len` positions of a slot, if present, with an empty slot.
     Fork {
         from: usize,
         to: usize,
@@ -574,8 +574,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(200)))]
 
     /// Texts share starts of different lengths. In any order of actions, pools of the planned sizes
-    /// never run out, no shared page is written, every visible position holds its own token, and
-    /// the books balance.
+    /// never run out and no shared page is written. Every visible position holds its own token, and
+    /// page counts are consistent.
     #[test]
     fn random_use_keeps_integrity(
         actions in prop::collection::vec(action(), 1..120),

@@ -76,7 +76,7 @@ impl PrefixFolder {
             }
         }
         // Choose the newest files for which there is room, but read them from the oldest to the
-        // newest, so that the newest is the last that the cache evicts.
+        // newest. So the cache evicts the newest last.
         found.sort_by(|a, b| b.cmp(a));
         let room = engine.kv().budget() / 2;
         let mut n_bytes = 0u64;

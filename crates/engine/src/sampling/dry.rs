@@ -15,7 +15,7 @@ const MOST: f32 = 1e30;
 
 /// Most breakers.
 pub const MAX_DRY_BREAKERS: usize = 64;
-/// Most bytes of a breaker.
+/// Maximum number of bytes of a breaker.
 pub const MAX_DRY_BREAKER: usize = 64;
 
 /// Texts over which no repetition extends. A breaker that is part of a token's text is matched in

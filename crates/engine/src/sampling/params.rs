@@ -9,7 +9,7 @@ use super::order::SamplerName;
 /// and products of such numbers with logits do not overflow an f32.
 const MOST: f32 = 1e6;
 
-/// Most samplers in an order.
+/// Maximum number of samplers in an order.
 const MAX_SAMPLERS: usize = 32;
 
 /// Largest bias of a token; its negative forbids the token.

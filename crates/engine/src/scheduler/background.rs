@@ -12,9 +12,9 @@
 //! If the sequence's pages are freed or moved, the chunk ends, and begins anew after the rows that
 //! were done.
 //!
-//! Without the background, the 99th percentile between tokens was 1.3 times as long beside a prompt
-//! of 7,000 tokens (eight streams of a model of 135M parameters, three threads of a Xeon, two runs
-//! each).
+//! Without background steps, the 99th percentile between tokens was 1.3 times as long beside a
+//! prompt of 7,000 tokens. The machine was three threads of a Xeon with eight streams of a 135M
+//! model, two runs each.
 
 use std::time::{Duration, Instant};
 
@@ -194,7 +194,7 @@ impl Scheduler {
         are_in_time && fits.is_some_and(|fits| fits < wanted)
     }
 
-    /// Most rows of a slot's next chunk.
+    /// Maximum number of rows of a slot's next chunk.
     pub(super) fn background_rows(&self, slot: usize) -> usize {
         let most = self.pacing.background.n_rows.min(self.limits.background_rows);
         // The last row is computed in a step.

@@ -33,9 +33,9 @@ impl Scheduler {
     /// nothing is cached; `None` until a step with prompts was seen.
     ///
     /// That is the mean time of a prompt row, for the prompts before it and its own, and the time
-    /// until a slot is free. Predictions of over 1 s were off by a factor of 1.2 in the median (of
-    /// 48, eight clients with chats), and by 3.5 beside a prompt of 6,000 words (of 77). A Kalman
-    /// filter over rows and positions was off by 1.5 and 3.1.
+    /// until a slot is free. The median error of 48 predictions of over 1 s was a factor of 1.2
+    /// (eight clients with chats). Beside a prompt of 6,000 words it was 3.5 (77 predictions). A
+    /// Kalman filter over rows and positions was off by 1.5 and 3.1.
     pub(crate) fn predicted_first_token(&self, n_tokens: usize) -> Option<f64> {
         let running = || self.slots.iter().flatten();
         let n_before: usize =

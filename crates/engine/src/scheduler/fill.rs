@@ -226,7 +226,7 @@ impl Scheduler {
             let last_full = (position + n_rows - usize::from(n_rows == missing)) / page_len * page_len;
             n_rows = if last_full > position { last_full - position } else { n_rows };
         }
-        // On a shortage a smaller chunk may still find its pages.
+        // On a shortage a smaller chunk may still have enough pages.
         while let Err(error) = self.kv.reserve(slot, position, n_rows, program) {
             if !matches!(error, Error::PagesExhausted { .. }) || whole || n_rows <= self.limits.page_len {
                 return Err(error);

@@ -18,7 +18,7 @@ const GAIN: f64 = 0.02;
 /// First factor of an unknown machine.
 const FIRST: f64 = 1.1;
 
-/// Largest factor, whatever disturbs the machine.
+/// Largest factor, for any disturbance of the machine.
 const MOST: f64 = 1.5;
 
 /// The factor, at least 1.

@@ -8,8 +8,8 @@
 //!
 //! There is one path. A sequence has tokens, of which the first `n_computed` are in the KV cache. A
 //! step computes some of the others; when none is left, the last row's logits choose one more. So a
-//! prompt, a chunk of it, a decode step, the tail after a slide, a parked sequence and a batch of
-//! all of these are the same thing in different shapes.
+//! prompt, a chunk of it, a decode step, the tail after a slide, a parked sequence and any batch of
+//! them have one representation.
 
 mod admission;
 mod background;
@@ -151,7 +151,7 @@ impl Scheduler {
         }
     }
 
-    /// Most draft tokens of a sequence in a step.
+    /// Maximum number of draft tokens of a sequence in a step.
     pub(crate) fn max_draft(&self) -> usize {
         self.speculator.as_ref().map_or(0, Speculator::max_draft)
     }

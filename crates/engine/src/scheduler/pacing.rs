@@ -1,5 +1,5 @@
-//! Pacing: how long a step may take beside answers, from measured times of steps, and how many rows
-//! of a prompt that allows.
+//! Pacing: the time limit of a step beside answers, and the number of prompt rows within it, from
+//! measured times.
 
 use std::time::Duration;
 
@@ -22,11 +22,11 @@ const PROMPT_ROWS_DECAY: f64 = 15.0 / 16.0;
 /// Limits on the time between two tokens of an answer, and the times of steps that were measured.
 #[derive(Debug)]
 pub(super) struct Pacing {
-    /// As [`LoadOptions::token_latency`].
+    /// Value of [`LoadOptions::token_latency`].
     token_latency: Option<Duration>,
-    /// As [`LoadOptions::latency_steps`].
+    /// Value of [`LoadOptions::latency_steps`].
     latency_steps: Option<f64>,
-    /// As [`LoadOptions::least_latency`].
+    /// Value of [`LoadOptions::least_latency`].
     least_latency: Duration,
     /// Bytes of the model's weights; 0: not known.
     pub(super) weight_bytes: u64,
@@ -47,7 +47,7 @@ struct AnswerStep {
 }
 
 impl Pacing {
-    /// Pacing by these options, with nothing measured.
+    /// Pacing by these options, without measurements.
     pub(super) fn new(options: &LoadOptions) -> Pacing {
         Pacing {
             token_latency: options.token_latency,
@@ -146,8 +146,8 @@ impl Scheduler {
         });
     }
 
-    /// Most rows of a slot's prompt that fit into the step, by its buffers and by the answers'
-    /// latency.
+    /// Maximum number of rows of a slot's prompt that fit into the step, by its buffers and by the
+    /// answers' latency.
     pub(super) fn prompt_rows(&self, slot: usize, flight: &mut Flight) -> usize {
         let Some(sequence) = &self.slots[slot] else { return 0 };
         let chunk = if sequence.prefill == Prefill::PerToken { 1 } else { usize::MAX };

@@ -18,7 +18,7 @@ const QUANTUM: i64 = 64;
 #[derive(Clone, Copy, Debug)]
 struct Tenant {
     id: u64,
-    /// Tokens that are left to it in this round; negative if it was served more.
+    /// Tokens left to the tenant in this round; negative if more were served.
     deficit: i64,
     /// Number of its sequences that wait or run.
     n_sequences: usize,
@@ -27,7 +27,7 @@ struct Tenant {
 /// Waiting sequences, and the tenants of all sequences.
 pub(crate) struct Queue {
     waiting: Vec<Sequence>,
-    /// Most sequences that may wait.
+    /// Maximum number of sequences that may wait.
     limit: usize,
     /// Tenants with sequences, in the order of their turns.
     tenants: Vec<Tenant>,

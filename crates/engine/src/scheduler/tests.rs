@@ -273,9 +273,9 @@ fn prompts_that_keep_coming_do_not_starve() {
     assert!(mean > 5.0, "{mean} of 8 clients are being answered, {n_added} in {seconds} s");
 }
 
-/// The time of a step of answers alone follows the growth of the answers, although no such step is
-/// seen for more than a thousand steps of a long prompt. The device reads weights for 10 ms, and
-/// keys and values.
+/// The time of a step of answers alone follows the growth of the answers. It does so even if more
+/// than a thousand steps of a long prompt lie between. The device reads weights for 10 ms, and keys
+/// and values.
 #[test]
 fn what_answers_alone_take_follows_their_growth_beside_a_prompt() {
     let cost = |rows: usize, attended: u64| 0.01 + 0.0004 * rows as f64 + 1e-6 * attended as f64;

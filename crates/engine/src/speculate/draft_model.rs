@@ -2,7 +2,7 @@
 //!
 //! The draft model computes steps as any model does, with one sequence in each slot of the target.
 //! Rows of rejected draft tokens are found by comparing tokens, and overwritten. If its layers are
-//! recurrent, drafting starts from the state after the known tokens, which is kept; accepted draft
+//! recurrent, drafting starts from the state after the known tokens, which is kept. Accepted draft
 //! tokens are then computed again with the tokens after them.
 
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! Speculation: several tokens of an answer in one step.
 //!
 //! A [`Proposer`] drafts the next tokens of a sequence. Draft tokens become rows of the step after
-//! the next token, and each row gives logits. Tokens are then chosen from these rows in order, by
-//! the sequence's own sampler and with the history that it would have had, while the chosen token
-//! equals the draft token. The first that differs is kept too. Rows after it are discarded: their
-//! positions are not counted and will be overwritten.
+//! the next token, and each row gives logits. The sequence's own sampler then chooses tokens from
+//! the draft's rows in order, with the history that it would have had. It stops when the chosen
+//! token differs from the draft token. The first that differs is kept too. Rows after it are
+//! discarded: their positions are not counted and will be overwritten.
 //!
 //! A recurrent state has no positions, and a step writes it as a whole, including draft tokens. If
 //! all were right it is the sequence's. Otherwise the sequence keeps the state before the step, and
@@ -133,9 +133,9 @@ pub(crate) struct Speculator {
     max_draft: usize,
 }
 
-/// Most rows of a sequence in a step with draft tokens. `goes_back`: after a wrong draft token the
-/// rows of its step are computed again. The step that does so has draft tokens only if these rows
-/// are no more than a draft ([`Scheduler::fill_answer`]).
+/// Maximum number of rows of a sequence in a step with draft tokens. `goes_back`: after a wrong
+/// draft token the rows of its step are computed again. The step that does so has draft tokens only
+/// if these rows are no more than a draft ([`Scheduler::fill_answer`]).
 ///
 /// [`Scheduler::fill_answer`]: crate::scheduler::Scheduler
 pub(crate) fn most_rows(max_draft: usize, goes_back: bool) -> usize {
@@ -160,7 +160,7 @@ impl Speculator {
         Some(Speculator { proposer: Box::new(NgramLookup), controller, max_draft })
     }
 
-    /// Most draft tokens of a sequence in a step.
+    /// Maximum number of draft tokens of a sequence in a step.
     pub(crate) fn max_draft(&self) -> usize {
         self.max_draft
     }

@@ -2,12 +2,12 @@
 //!
 //! The layer is a plan of the model's program. Its keys and values are one more layer of the same
 //! pages, so they are shared, copied, parked and cached with the others. Its input row at a
-//! position is the token there and the state of the position before. A step makes the states of all
-//! its rows known; those of rows that stay wait here until there are many, or a draft token is
+//! position is the token there and the state of the position before. A step yields the states of
+//! all its rows. States of accepted rows wait here until there are many, or a draft token is
 //! wanted.
 //!
-//! Draft tokens decide nothing, so gaps do no harm: of a cached prompt, the layer's last position
-//! was computed with the token that followed there, or not at all.
+//! Draft tokens decide nothing, so gaps do no harm. In a cached prompt, the layer's last position
+//! was computed with the token that followed it then, or was not computed.
 
 use device::{Span, Step, Want};
 
@@ -18,9 +18,9 @@ use crate::{Error, Result};
 pub(crate) struct OwnLayer {
     /// Number of columns of a state.
     hidden: usize,
-    /// Most rows of a step.
+    /// Maximum number of rows of a step.
     max_rows: usize,
-    /// Most waiting states of a slot.
+    /// Maximum number of waiting states of a slot.
     room: usize,
     /// Waiting states of each slot.
     slots: Vec<Waiting>,

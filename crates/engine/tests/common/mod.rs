@@ -202,7 +202,7 @@ impl Meeting {
 
 /// The test device.
 pub struct History {
-    /// Memory that it reports.
+    /// Memory that the source reports.
     pub memory: platform::SystemMemory,
     /// Step that fails, counted from 0.
     pub fail_at: usize,

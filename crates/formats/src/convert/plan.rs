@@ -58,7 +58,7 @@ pub enum Action {
 pub struct Planned {
     /// Index of the tensor in the source.
     pub tensor: usize,
-    /// Its new type.
+    /// The tensor's new type.
     pub block: BlockType,
     /// Way of the conversion.
     pub action: Action,

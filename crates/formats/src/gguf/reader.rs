@@ -1,5 +1,5 @@
-//! Reads one GGUF file. The file is untrusted: each count is compared with the remaining bytes
-//! before any allocation, and each sum and product of the file's numbers is checked for overflow.
+//! Reads one GGUF file. The file is untrusted. Each count is compared with the remaining bytes
+//! before any allocation. Each sum and product of the file's numbers is checked for overflow.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -211,8 +211,8 @@ fn items<T, const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T>
     bytes.as_chunks().0.iter().map(|&b| read(b)).collect()
 }
 
-/// Reads a list of strings as views of the map. They are not checked for UTF-8: a vocabulary may
-/// have 262,144 strings of which a run uses few, and tokens of some files are not UTF-8.
+/// Reads a list of strings as views of the map. They are not checked for UTF-8. A vocabulary may
+/// have 262,144 strings, and a run uses few of them. Tokens of some files are not UTF-8.
 fn read_string_array(cursor: &mut Cursor, key: &str, n: usize) -> Result<Array> {
     let start = cursor.at;
     let mut spans = Vec::with_capacity(n);

@@ -6,7 +6,7 @@
 //!  "NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
 //! ```
 //!
-//! This parser replaces the `safetensors` crate so that errors name the tensor, what was found and
+//! This parser replaces the `safetensors` crate. Its errors name the tensor, what was found and
 //! what was expected, even for invalid JSON, wrong types or repeated names. Tests check that both
 //! refuse the same files. See <https://github.com/huggingface/safetensors>.
 

@@ -11,7 +11,7 @@ use crate::gguf::{MAX_DIMS, tensor_type_name};
 use weights::keys::VOCABULARY;
 use weights::{Array, BlockType, Checkpoint, Error, Map, Metadata, Naming, Planes, Result, Tensor, Value};
 
-/// Factor of the quantisation's version in `ftype`; the type is added.
+/// Factor of the quantisation's version in `ftype`, which is version times factor plus type.
 const VERSION_FACTOR: i32 = 1000;
 
 /// Version of ggml's block layouts since 2023.

@@ -108,8 +108,8 @@ fn assemble(header: &[u8], weights: &[u8]) -> Vec<u8> {
     file
 }
 
-/// A header as the published converter writes it: fields in the order of its structures, parts of a
-/// tensor one after another, and offsets of scales from the tensor's start.
+/// A header in the form of the published converter. Fields are in the order of its structures,
+/// parts of a tensor in sequence. Offsets of scales count from the tensor's start.
 fn published(tensors: Json) -> Json {
     json!({
         "schema": 1, "arch": "qwen3", "quant_scheme": "base_q4", "min_hw": "apple_m1",

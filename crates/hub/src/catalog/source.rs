@@ -117,7 +117,7 @@ impl WheelPart {
             return Err(format!("wheel {:?} is not the file name of a wheel", self.wheel));
         }
         if self.bytes == 0 {
-            return Err(format!("{}: bytes is 0", self.wheel));
+            return Err(format!("{}: bytes is 0, expected the wheel's length", self.wheel));
         }
         check_hash(&self.sha256)
     }

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::names;
 
-/// Most files of a repository in a listing.
+/// Maximum number of files of a repository in a listing.
 const FILES_MAX: usize = 100_000;
 
 /// The hub's listing of a repository at a revision.

@@ -89,7 +89,7 @@ pub struct LoadArgs {
     /// Limit the memory of this process
     ///
     /// The limit is for all models together: bytes (8GiB), a share of the machine's memory (50%),
-    /// or max: all memory that is free, checked again while the program runs.
+    /// or max. With max it is all free memory, checked again while the program runs.
     #[arg(long, value_name = "BYTES|PERCENT|max", default_value = "max", value_parser = parse_memory)]
     pub memory: MemoryCap,
 

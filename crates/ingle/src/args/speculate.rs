@@ -27,7 +27,7 @@ pub struct SpeculateArgs {
     #[arg(long, conflicts_with = "draft_model")]
     pub mtp: bool,
 
-    /// Most draft tokens in a step
+    /// Maximum number of draft tokens in a step
     #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_DRAFT)]
     pub draft_max: usize,
 }
@@ -72,7 +72,7 @@ impl SpeculateArgs {
 pub enum SpeculateName {
     /// Never
     Off,
-    /// If measurements say that it pays
+    /// If measurements say that draft tokens pay
     Auto,
     /// Whenever the text repeats itself
     Ngram,

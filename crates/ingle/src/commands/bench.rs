@@ -421,7 +421,7 @@ fn plan_bytes(plan: &Plan) -> u64 {
 
 /// Operations of one token in the products among these Ops, and the peak rate of the device for
 /// them in operations a second. Products run one after the other, each at the peak of the
-/// arithmetic that the device names for it: types without an integer kernel are multiplied in f32.
+/// arithmetic that the device names for it. Types without an integer kernel are multiplied in f32.
 fn reachable(plan: &Plan, device: &dyn Device, peaks: &Peaks, among: impl Fn(&&Op) -> bool) -> (u64, f64) {
     let (mut ops, mut seconds) = (0, 0.0);
     for op in plan.primitives().filter(among) {

@@ -66,13 +66,13 @@ pub struct BenchServe {
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u64,
 
-    /// Most tokens of an answer
+    /// Maximum number of tokens of an answer
     ///
     /// With --workload overload, every answer has this length.
     #[arg(long, default_value_t = 256, value_name = "N")]
     max_tokens: usize,
 
-    /// Most words of a prompt; a word is about a token
+    /// Maximum number of words of a prompt; a word is about a token
     #[arg(long, default_value_t = 1024, value_name = "N")]
     max_words: usize,
 

@@ -38,7 +38,7 @@ const WARM_UP: Duration = Duration::from_secs(10);
 /// once.
 const WARM_UP_CPU: Duration = Duration::from_millis(400);
 
-/// Most bytes of a model's cached prompts on the disk.
+/// Maximum number of bytes of a model's cached prompts on the disk.
 const MAX_PREFIX_BYTES: u64 = 4 << 30;
 
 /// Serve models over HTTP, with the APIs of OpenAI, Anthropic and Ollama

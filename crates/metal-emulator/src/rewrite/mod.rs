@@ -79,7 +79,7 @@ pub(crate) struct What<'a> {
 }
 
 impl What<'_> {
-    /// All functions, to be run.
+    /// All functions, for a run.
     pub const RUN: What<'static> = What { strict: false, only: None };
     /// All functions, for the check of address spaces.
     pub const STRICT: What<'static> = What { strict: true, only: None };

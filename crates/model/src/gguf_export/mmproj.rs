@@ -89,8 +89,8 @@ fn numbers(vision: &VisionSpec) -> Result<Vec<(&'static str, Value)>> {
         ("attention.head_count", count(vision.n_heads)),
         ("attention.layer_norm_epsilon", real(vision.norm_eps)),
         ("patch_size", count(vision.patch)),
-        // For a tower without a fixed size, 40 patches a side: llama.cpp plans its memory by this
-        // size.
+        // A tower without a fixed size gets 40 patches a side, since llama.cpp plans its memory by
+        // this size.
         ("image_size", count(vision.side.unwrap_or(40 * vision.patch))),
         ("image_mean", floats(mean)),
         ("image_std", floats(std)),

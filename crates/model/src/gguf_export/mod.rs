@@ -2,13 +2,13 @@
 //!
 //! Names of tensors and keys come from the tables used for loading ([`crate::names`]). Numbers come
 //! from the [`ModelSpec`], so that defaults missing in config.json are written too. Differences
-//! between the conventions are descriptor data: query and key rows are permuted if GGUF rotates
-//! neighbouring columns, and norms get the 1 that some checkpoints leave out. Experts become one
+//! between the conventions are descriptor data. Query and key rows are permuted if GGUF rotates
+//! neighbouring columns. Norms get the 1 that some checkpoints leave out. Experts become one
 //! tensor, tied heads are omitted, and vectors and routers are F32.
 //!
 //! The result is read back before it is returned, so that a number that the format cannot store is
-//! an error. llama.cpp ignores a few keys that this crate reads: the window of Mistral and Phi-3,
-//! `attention.scale` outside of Granite, and `expert_weights_norm` of Qwen.
+//! an error. The reader of llama.cpp ignores a few keys that this crate reads: the window of
+//! Mistral and Phi-3, `attention.scale` outside of Granite, and `expert_weights_norm` of Qwen.
 
 mod metadata;
 mod mmproj;
@@ -37,8 +37,8 @@ const QUANTIZATION_VERSION: i128 = 2;
 pub struct GgufExport {
     /// All keys except `general.file_type`, which depends on the types that are written.
     pub metadata: Metadata,
-    /// Names of tensors that the model does not use and that are not written: other parts of a
-    /// multimodal model, training heads, a head that is the embedding.
+    /// Names of unused tensors, which are not written: other parts of a multimodal model, training
+    /// heads, or a head that is the embedding.
     pub unused_tensors: Vec<String>,
     /// Notes for people about other content that the format cannot store.
     pub notes: Vec<String>,

@@ -19,7 +19,7 @@ pub struct SpeechPlans {
     /// From input rows to the encoder states that the decoder attends to. The result is the states
     /// of the output rows.
     pub encoder: Plan,
-    /// From tokens and the encoder states to logits.
+    /// The plan from tokens and encoder states to logits.
     pub decoder: Plan,
     /// Like `decoder`, with the scores of some heads of cross-attention kept.
     pub align: Plan,

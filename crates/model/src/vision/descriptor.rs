@@ -78,12 +78,12 @@ pub enum ProjectorStep {
 pub enum SizingKind {
     /// Stretched to a square.
     Square,
-    /// Its own aspect ratio, with sides that are multiples of joined patches and a bounded number
-    /// of pixels.
+    /// The image keeps its aspect ratio, with sides that are multiples of joined patches and a
+    /// bounded number of pixels.
     Pixels,
     /// Square tiles, and the whole image once more.
     Tiles,
-    /// Its own aspect ratio, as large as a number of text rows allows.
+    /// The image keeps its aspect ratio, and is as large as a number of text rows allows.
     Rows,
 }
 

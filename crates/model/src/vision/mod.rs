@@ -106,7 +106,7 @@ pub struct VisionStage {
 pub struct VisionPlans {
     /// Stages of the tower, in order.
     pub stages: Vec<VisionStage>,
-    /// From joined patches to rows of the text.
+    /// The plan from joined patches to rows of the text.
     pub projector: Plan,
     /// Projector of each tap.
     pub taps: Vec<Plan>,
@@ -157,8 +157,8 @@ impl VisionSpec {
         self.hidden / self.n_heads
     }
 
-    /// Most text rows of an image that must be in one step because they attend to each other; 0: an
-    /// image may be split.
+    /// Maximum number of text rows of an image that must be in one step because they attend to each
+    /// other; 0: an image may be split.
     pub fn rows_at_once(&self) -> usize {
         match (self.both_ways, self.recipe.sizing) {
             (BothWays::Never, _) => 0,

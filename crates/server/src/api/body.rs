@@ -71,7 +71,8 @@ pub fn part<T: DeserializeOwned>(object: &Value, prefix: &str) -> Result<T, ApiE
     })
 }
 
-/// Most bytes and keys of a body that is parsed again without each key, to find the wrong one.
+/// Maximum number of bytes and keys of a body that is parsed again without each key, to find the
+/// wrong one.
 const MAX_SEARCHED: usize = 16 << 10;
 const MAX_KEYS_SEARCHED: usize = 64;
 

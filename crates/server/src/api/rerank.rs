@@ -43,7 +43,7 @@ impl Document {
     }
 }
 
-/// Most documents of one request.
+/// Maximum number of documents of one request.
 const MAX_DOCUMENTS: usize = 2048;
 
 async fn create(State(app): State<App>, JsonBody(body): JsonBody<RerankBody>) -> Result<Json<Value>> {

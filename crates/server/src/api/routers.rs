@@ -1,4 +1,5 @@
-//! Endpoints of vLLM and SGLang that their routers call before and while they send requests.
+//! Endpoints of vLLM and SGLang that their routers call before and while they send requests. They
+//! stay so that Ingle can be an instance behind these routers.
 
 use axum::extract::State;
 use axum::routing::get;

@@ -39,12 +39,12 @@ impl Entry {
 #[derive(Default)]
 pub(super) struct Shown {
     pub(super) model: Option<Model>,
-    /// Time after which it may be unloaded; `None` for never.
+    /// Time after which the model may be unloaded; `None` for never.
     pub(super) expires: Option<Instant>,
     pub(super) n_users: usize,
-    /// Tenants that want it loaded, and until when.
+    /// Tenants that keep the model loaded, with the end of each claim.
     pub(super) claims: Claims,
-    /// True if it must be unloaded as soon as it is idle.
+    /// True if the model must be unloaded as soon as it is idle.
     pub(super) is_unwanted: bool,
 }
 

@@ -13,7 +13,7 @@ pub struct ModelStatus {
     pub id: String,
     /// The kind, if known: of models that were loaded or are on this machine.
     pub kind: Option<Kind>,
-    /// Time until it is unloaded if it stays idle; `None` if it is in use, or stays.
+    /// Time until an idle model is unloaded; `None` if the model is in use, or stays loaded.
     pub expires_in: Option<Duration>,
     /// Facts of the loaded model; `None` if it is not loaded.
     pub loaded: Option<LoadedStatus>,
@@ -28,7 +28,7 @@ pub enum LoadedStatus {
     Embedder {
         /// Columns of a vector.
         n_dims: usize,
-        /// Most tokens of a text.
+        /// Maximum number of tokens of a text.
         max_tokens: usize,
         /// Its metrics.
         stats: Arc<Stats>,

@@ -34,7 +34,7 @@ pub(crate) struct Facts {
     pub(super) template: Option<Template>,
     /// Context length of a sequence, in tokens.
     pub(crate) n_ctx: usize,
-    /// Most bytes of a text that may fit in `n_ctx` tokens.
+    /// Maximum number of bytes of a text that may fit in `n_ctx` tokens.
     pub(crate) max_text: usize,
     /// Number of concurrent sequences.
     pub(crate) n_slots: usize,

@@ -26,8 +26,8 @@ pub(super) struct CallFormat {
 pub(super) enum Syntax {
     /// One or more objects `{"name": …, "arguments": {…}}`.
     Json {
-        /// The name's key in templates; others are accepted too. If empty, the name is the key of
-        /// the arguments, `{"NAME": {…}}`.
+        /// The name's key in templates; answers may use other keys. If empty, the name is the key
+        /// of the arguments, `{"NAME": {…}}`.
         name: &'static str,
         /// The arguments' key in templates.
         arguments: &'static str,

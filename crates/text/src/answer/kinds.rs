@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::values::{Dialect, Parsed};
 
-/// Most nested references that are resolved.
+/// Maximum number of nested references that are resolved.
 const MAX_DEPTH: usize = 16;
 
 /// A set of JSON types.

@@ -20,16 +20,16 @@ pub enum AnswerPart {
         /// Name of the function.
         name: String,
     },
-    /// More of a call's arguments, JSON text.
+    /// A further piece of a call's arguments, JSON text.
     CallArguments {
-        /// As in `CallBegin`.
+        /// Index of the call, as in `CallBegin`.
         index: usize,
         /// More text.
         text: String,
     },
     /// A call's arguments are complete.
     CallEnd {
-        /// As in `CallBegin`.
+        /// Index of the call, as in `CallBegin`.
         index: usize,
     },
 }

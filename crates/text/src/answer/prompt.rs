@@ -8,11 +8,11 @@ use crate::{Chat, ChatTemplate};
 /// Abilities of a template with tools, found by test renderings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ToolPrompt {
-    /// True if it writes tools and calls itself.
+    /// True if the template writes tools and calls.
     knows_tools: bool,
-    /// True if it needs the arguments of earlier calls as JSON text, not as objects.
+    /// True if the template needs the arguments of earlier calls as JSON text, not as objects.
     wants_text: bool,
-    /// True if it accepts a system message.
+    /// True if the template accepts a system message.
     takes_system: bool,
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// Most nested values.
+/// Maximum number of nested values.
 const MAX_DEPTH: usize = 64;
 
 /// The result of parsing a value.

@@ -16,7 +16,7 @@ use super::values::{ITEM_BYTES, List, ListKind, check_storable, own, text_len, w
 
 /// The widest field and the most digits that `format` writes.
 const MAX_FIELD: usize = 4096;
-/// Most bytes of a format of `strftime_now`.
+/// Maximum number of bytes of a format of `strftime_now`.
 pub(super) const MAX_TIME_FORMAT: usize = 256;
 
 /// Upper bound of a call's cost.

@@ -26,11 +26,11 @@ mod python;
 mod rewrite;
 mod values;
 
-/// Most bytes of a template's source; those in use have up to 20 KB.
+/// Maximum number of bytes of a template's source; those in use have up to 20 KB.
 const MAX_SOURCE: usize = 1 << 20;
-/// Most bytes of a rendered conversation.
+/// Maximum number of bytes of a rendered conversation.
 const MAX_OUTPUT: usize = 64 << 20;
-/// Most bytes of texts and lists that a rendering may make.
+/// Maximum number of bytes of texts and lists that a rendering may make.
 const MAX_CREATED: u64 = 64 << 20;
 /// Additional bytes for a long conversation, since some templates copy their text with every
 /// message.
@@ -39,11 +39,11 @@ const MAX_CREATED_MORE: u64 = 448 << 20;
 const READS: u64 = 2;
 /// Longest rendering. The longest conversations take some tens of milliseconds.
 const MAX_TIME: Duration = Duration::from_secs(10);
-/// Most instructions of a template, and as many more for each message and tool. Templates in use
-/// need about a hundred for a message.
+/// Maximum number of instructions of a template, and as many more for each message and tool.
+/// Templates in use need about a hundred for a message.
 const FUEL: u64 = 1_000_000;
 const FUEL_PER_MESSAGE: u64 = 20_000;
-/// Most nested macros. Each uses kilobytes of the stack.
+/// Maximum number of nested macros. Each uses kilobytes of the stack.
 const MAX_RECURSION: usize = 100;
 /// Stack for parsing and compiling, which recurse with the source. `rewrite::check_source` limits
 /// the depth.
@@ -139,9 +139,9 @@ impl ChatTemplate {
     /// Renders a conversation.
     ///
     /// # Errors
-    /// The template refuses the conversation ([`Error::TemplateRefused`]), or fails: it does what
-    /// Jinja2 does not allow either, exceeds the limits of steps, time or memory, or writes more
-    /// than 64 MiB.
+    /// The template refuses the conversation ([`Error::TemplateRefused`]), or fails. It fails if
+    /// Jinja2 would, if it exceeds the limits of steps, time or memory, or if it writes more than
+    /// 64 MiB.
     pub fn render(&self, chat: &Chat) -> Result<String> {
         let mut context = Map::new();
         context.insert("messages".into(), chat.messages.iter().map(with_reasoning).collect());

@@ -12,7 +12,7 @@ use super::values::{is_tuple, text_len};
 
 mod json;
 
-/// Most nested levels of lists and objects.
+/// Maximum number of nested levels of lists and objects.
 pub(super) const MAX_DEPTH: usize = 200;
 
 /// Appends `str(value)`: text as it is, other values as [`repr`].

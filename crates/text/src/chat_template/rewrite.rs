@@ -11,9 +11,10 @@ use super::values::{Dict, List, ListKind};
 use crate::{Error, Result};
 use ast::{CallArg, Expr, Spanned, Stmt};
 
-/// Most nested operators between one pair of braces. Parser and compiler recurse for each.
+/// Maximum number of nested operators between one pair of braces. Parser and compiler recurse for
+/// each.
 const MAX_OPERATORS: usize = 500;
-/// Most tokens between one pair of braces.
+/// Maximum number of tokens between one pair of braces.
 const MAX_TOKENS: usize = 20_000;
 /// Most `elif` in a template, since each is an `if` nested in the previous one.
 const MAX_ELIF: usize = 1_000;

@@ -9,7 +9,7 @@
 //!
 //! Features without a place in GGUF are errors: another normaliser, a pre-tokenizer without a name,
 //! a mark around texts other than BOS and EOS. Three differences remain, as with llama.cpp's own
-//! converter: text is not normalised to NFC, tokens do not absorb the spaces beside them, and a
+//! converter. Text is not normalised to NFC, and tokens do not absorb the spaces beside them. A
 //! space that belongs before whole texts also follows control tokens. [`GgufTokenizer::notes`]
 //! names the first two if they matter.
 
@@ -42,8 +42,8 @@ pub struct GgufTokenizer {
 /// special_tokens_map.json, generation_config.json, config.json and chat_template.jinja. `None`
 /// without a tokenizer.json.
 ///
-/// `n_vocab` is the number of rows of the model's embedding. llama.cpp requires as many tokens as
-/// rows, so rows without a token get names such as `[PAD7]`.
+/// `n_vocab` is the number of rows of the model's embedding. llama.cpp requires one token per row,
+/// so rows without a token get names such as `[PAD7]`.
 ///
 /// # Errors
 /// As [`Tokenizer::from_folder`]; also a tokenizer that GGUF cannot describe, or more tokens than

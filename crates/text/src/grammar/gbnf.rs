@@ -5,11 +5,11 @@
 
 use std::collections::HashMap;
 
-/// Most nested groups.
+/// Maximum number of nested groups.
 const MAX_DEPTH: usize = 64;
-/// Most repetitions of one element.
+/// Maximum number of repetitions of one element.
 const MAX_REPEAT: u32 = 10_000;
-/// Most elements of a grammar.
+/// Maximum number of elements of a grammar.
 const MAX_NODES: usize = 8_000;
 
 /// An index into [`Gbnf::nodes`].

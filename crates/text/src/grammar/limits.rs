@@ -17,17 +17,18 @@ pub const MAX_GRAMMAR: usize = 1 << 20;
 /// Longest regular expression, in bytes.
 pub const MAX_REGEX: usize = 64 << 10;
 
-/// Most texts to choose from.
+/// Maximum number of texts to choose from.
 pub const MAX_CHOICES: usize = 4096;
 
-/// Most nested schemas.
+/// Maximum number of nested schemas.
 pub const MAX_SCHEMA_DEPTH: usize = 100;
 
-/// Most branches of all intersections of patterns in a schema or grammar. A branch needs some
-/// hundred bytes.
+/// Maximum number of branches of all intersections of patterns in a schema or grammar. A branch
+/// needs some hundred bytes.
 pub const MAX_BRANCHES: f64 = 500_000.0;
 
-/// Most parts of a schema that are checked. A part counts once for each reference to it.
+/// Maximum number of parts of a schema that are checked. A part counts once for each reference to
+/// it.
 const MAX_LOOKED_AT: usize = 100_000;
 
 /// Estimated places of a format's regular expression.
@@ -83,8 +84,8 @@ pub fn check_lark(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Most work of regular expressions: the sum of each one's bytes times its repetitions (`?`, `*`,
-/// `+`, `{n}`). With many repetitions in a row, each has about as many places to continue.
+/// Maximum work of regular expressions: the sum of each one's bytes times its repetitions (`?`,
+/// `*`, `+`, `{n}`). With many repetitions in a row, each has about as many places to continue.
 const MAX_WORK: usize = 16 << 20;
 
 /// Refuses a regular expression that would take long to compile.

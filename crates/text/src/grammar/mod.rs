@@ -28,11 +28,12 @@ pub use triggers::{MAX_TRIGGER, MAX_TRIGGERS, Trigger, Triggers};
 /// needs memory.
 const STACK: usize = 256 << 20;
 
-/// Most Earley items of one place: the choices and properties of the largest schema, twice.
+/// Maximum number of Earley items of one place: twice the choices and properties of the largest
+/// schema.
 const MAX_ITEMS: usize = 20_000;
 
-/// Most lines with a colon in a Lark grammar, an upper bound of its rules. [`STACK`] suffices for a
-/// chain of this length.
+/// Maximum number of lines with a colon in a Lark grammar, an upper bound of its rules. [`STACK`]
+/// suffices for a chain of this length.
 const MAX_LARK_RULES: usize = 5_000;
 
 /// Options in a schema's `x-guidance` that would allow what the schema forbids.

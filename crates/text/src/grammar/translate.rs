@@ -2,21 +2,22 @@
 //!
 //! llguidance runs a longest-match lexer before its parser; GBNF has no lexer. Rules without
 //! recursion become one terminal: a single regular expression, in which nothing is cut. In a
-//! recursive grammar, a terminal remains only if the longest match is right: no text of terminal A
-//! may continue, within any terminal B, with a byte that may begin the text after A. Terminals that
-//! violate this are split, in the end to single characters, for which it always holds.
+//! recursive grammar, a terminal remains only if the longest match is right. That is, no text of
+//! terminal A may continue, within any terminal B, with a byte that may begin the text after A.
+//! Terminals that violate this are split, in the end to single characters, for which it always
+//! holds.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::gbnf::{Gbnf, GbnfNode, NodeId};
 
-/// Most nested elements, with rules.
+/// Maximum number of nested elements, with rules.
 const MAX_DEPTH: usize = 150;
-/// Most characters of a terminal that is analysed; larger ones are split.
+/// Maximum number of characters of a terminal that is analysed; larger ones are split.
 const MAX_POSITIONS: usize = 300;
-/// Most rules of the Lark grammar, which `llguidance` follows by recursion.
+/// Maximum number of rules of the Lark grammar, which `llguidance` follows by recursion.
 const MAX_RULES: usize = 2_000;
-/// Most pairs of characters that are compared, over the whole grammar.
+/// Maximum number of pairs of characters that are compared, over the whole grammar.
 const MAX_PAIRS: usize = 4_000_000;
 
 /// First bytes of characters: bit `b % 64` of word `b / 64`.

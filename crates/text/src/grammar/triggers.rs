@@ -7,17 +7,17 @@ use crate::{Error, Result};
 /// Bytes at the end of the text that regular expressions search.
 const MAX_TEXT: usize = 16 << 10;
 
-/// Most triggers of a grammar.
+/// Maximum number of triggers of a grammar.
 pub const MAX_TRIGGERS: usize = 32;
 
 /// Longest trigger, in bytes.
 pub const MAX_TRIGGER: usize = 1 << 10;
 
-/// Most bytes of a trigger's compiled regular expression. `\w{50}` needs more, as `\w` is all
-/// letters of Unicode; `<tool_call>[\s\S]*` needs a hundredth.
+/// Maximum number of bytes of a trigger's compiled regular expression. `\w{50}` needs more, as `\w`
+/// is all letters of Unicode; `<tool_call>[\s\S]*` needs a hundredth.
 const MAX_COMPILED: usize = 256 << 10;
 
-/// Most bytes of a regular expression's cached states during a search.
+/// Maximum number of bytes of a regular expression's cached states during a search.
 const SEARCH_CACHE: usize = 512 << 10;
 
 /// A trigger, with llama.cpp's meaning.

@@ -1,5 +1,5 @@
 //! IQ4_NL: 32 values in 18 bytes (4.5 bits each): a scale and 4-bit indices into a fixed table of
-//! 16 levels, which are closer together around zero, where weights are dense.
+//! 16 levels. The levels are closer together around zero, where weights are dense.
 //!
 //! `value = d * KVALUES_IQ4NL[q]`.
 //!

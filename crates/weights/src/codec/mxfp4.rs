@@ -27,9 +27,9 @@ pub struct Mxfp4Block {
     pub qs: [u8; 16],
 }
 
-/// Builds a block of this type from its scale and 16 bytes whose nibbles are neighbouring values,
-/// the first in the low nibble, as other formats store them. Here byte `j` has value `j` in the low
-/// nibble and value `j + 16` in the high nibble.
+/// Builds a block of this type from its scale and 16 bytes of another format. There a byte's
+/// nibbles are neighbouring values, the first in the low nibble. Here byte `j` has value `j` in the
+/// low nibble and value `j + 16` in the high nibble.
 pub fn from_pairs(scale: u8, pairs: &[u8], block: &mut [u8]) {
     let nibble = |j: usize| pairs[j / 2] >> (j % 2 * 4) & 15;
     block[0] = scale;

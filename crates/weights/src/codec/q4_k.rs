@@ -55,7 +55,7 @@ impl Blocked<256> for Q4KBlock {
     }
 }
 
-/// Packs the low four bits of each value in the order of Q4_K and Q5_K: byte `32 c + l` has value
+/// Packs the low four bits of each value in the order of Q4_K and Q5_K. Byte `32 c + l` has value
 /// `64 c + l` in the low nibble and `64 c + 32 + l` in the high nibble.
 pub fn pack_4_bits(q: &[u8; 256]) -> [u8; 128] {
     std::array::from_fn(|byte| {

@@ -89,8 +89,8 @@ pub unsafe fn load_queries<S: Loops, A: Attend>(
     work: A::Work,
 ) {
     let head_dim = shape.pages.head_dim;
-    // SAFETY: by the caller, `q` has the tile's rows, the work is for its queries, and the
-    // instruction set is available; a row has `cols` columns, those of all heads.
+    // SAFETY: by the caller, `q` has the tile's rows, and the work is for its queries. The caller
+    // checked the instruction set. A row has `cols` columns, those of all heads.
     unsafe {
         for query in 0..tile.n_queries(shape) {
             let (row, head) = (query / shape.n_group, kv_head * shape.n_group + query % shape.n_group);
@@ -117,8 +117,8 @@ pub unsafe fn chunk<S: Loops, A: Attend>(
     out: *mut f32,
 ) {
     let (n, head_dim) = (tile.n_queries(shape), shape.pages.head_dim);
-    // SAFETY: by the caller, the positions have pages, the work has the queries of these heads,
-    // `out` has room for as many partials, and the instruction set is available. Ranges of blocks
+    // SAFETY: by the caller, the positions have pages, the work has the queries of these heads, and
+    // `out` has room for as many partials. The caller checked the instruction set. Ranges of blocks
     // are within the positions; that of a block after the last is empty.
     unsafe {
         let partial =
@@ -147,7 +147,7 @@ pub unsafe fn chunk<S: Loops, A: Attend>(
 #[inline(always)]
 pub unsafe fn combine<S: Simd>(total: Partial, chunk: Partial, n: usize, head_dim: usize) {
     let ld = padded(head_dim);
-    // SAFETY: by the caller, both are for `n` queries, and the instruction set is available; `m`,
+    // SAFETY: by the caller, both are for `n` queries. The caller checked the instruction set. `m`,
     // `l` and the rows of `o` have room for whole vectors, so what is after the last query and
     // column belongs to the partials, too.
     unsafe {
@@ -186,7 +186,7 @@ pub unsafe fn finish<S: Simd>(
 ) {
     let head_dim = shape.pages.head_dim;
     // SAFETY: by the caller, `total` is for the tile's queries, `out` has its rows of `cols`
-    // columns, `sinks` is null or has all heads, and the instruction set is available.
+    // columns, and `sinks` is null or has all heads. The caller checked the instruction set.
     unsafe {
         for query in 0..tile.n_queries(shape) {
             let (row, head) = (query / shape.n_group, kv_head * shape.n_group + query % shape.n_group);

@@ -10,7 +10,7 @@ pub const INTEGER_BLOCK: usize = kv_words::MAX_POSITIONS;
 pub const MAX_BLOCK: usize = if FLOAT_BLOCK > INTEGER_BLOCK { FLOAT_BLOCK } else { INTEGER_BLOCK };
 /// Lanes of a strip of integers: four of the widest vectors.
 pub const STRIP: usize = 64;
-/// Most queries of a tile, unless one row has more.
+/// Maximum number of queries of a tile, unless one row has more.
 pub const MAX_QUERIES: usize = 64;
 /// Initial maximum, below all scores, but finite so that differences are finite.
 pub const LOWEST: f32 = -1e30;

@@ -15,7 +15,7 @@ use crate::kernels::elementwise::{self, Times};
 use crate::kernels::round_up;
 use std::marker::PhantomData;
 
-/// Most queries whose products are computed without scratch.
+/// Maximum number of queries whose products are computed without scratch.
 pub const MAX_DIRECT: usize = 5;
 
 /// [`Attend`] to keys and values that are stored as `K`.
@@ -75,8 +75,8 @@ impl<K: StoredFloats> Attend for Floats<K> {
 
     #[inline(always)]
     unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: FloatWork) -> *const f32 {
-        // SAFETY: by the caller, the positions have pages, the work has the `n` queries, and the
-        // instruction set is available; its arrays have the sizes of `sizes`.
+        // SAFETY: by the caller, the positions have pages, and the work has the `n` queries. The
+        // work's arrays have the sizes of `sizes`. The caller checked the instruction set.
         unsafe { scores::<S, K>(block, n, work.q, work.kv, work.s) };
         work.s
     }
@@ -90,8 +90,8 @@ impl<K: StoredFloats> Attend for Floats<K> {
         out: Partial,
     ) {
         let (n, ld) = (tile.n_queries(shape), padded(shape.pages.head_dim));
-        // SAFETY: by the caller, the positions have pages, the work has the tile's queries, the
-        // partial is for them, and the instruction set is available; a row of scores has `BLOCK`
+        // SAFETY: by the caller, the positions have pages, the work has the tile's queries, and the
+        // partial is for them. The caller checked the instruction set. A row of scores has `BLOCK`
         // values, and `ld` is a multiple of 16.
         unsafe {
             Self::scores::<S>(block, n, work);
@@ -123,9 +123,9 @@ unsafe fn scores<S: Loops, K: StoredFloats>(
     s: *mut f32,
 ) {
     let head_dim = block.pages.head_dim;
-    // SAFETY: by the caller, the positions have pages, the matrices have their shapes, and the
-    // instruction set is available; `vectors` divides `BLOCK`, so `first..end` is within a row of
-    // S and of `kv`.
+    // SAFETY: by the caller, the positions have pages, and the matrices have their shapes. The
+    // caller checked the instruction set. `vectors` divides `BLOCK`, so `first..end` is within a
+    // row of S and of `kv`.
     unsafe {
         if n <= MAX_DIRECT {
             return match n {
@@ -159,8 +159,8 @@ unsafe fn add_values<S: Loops, K: StoredFloats>(
     o: *mut f32,
 ) {
     let ld = padded(block.pages.head_dim);
-    // SAFETY: by the caller, the positions have pages, the matrices have their shapes, and the
-    // instruction set is available; only rows of `kv` that were loaded are read, those of the
+    // SAFETY: by the caller, the positions have pages, and the matrices have their shapes. The
+    // caller checked the instruction set. Only rows of `kv` that were loaded are read, those of the
     // range.
     unsafe {
         if n <= MAX_DIRECT {

@@ -63,8 +63,8 @@ pub struct IntegerWork {
 pub unsafe fn store<S: Simd, N: Numbers>(pages: &LayerPages, half: Half, out: *mut u8, at: usize, x: &[f32]) {
     let (g, numbers) = (N::IN_LANE, numbers::<N::Number>(pages, half, out));
     // SAFETY: by the caller, `out` is a head's half of a page of such numbers, the page has
-    // position `at`, `x` has the columns of a head, and the instruction set is available; so all
-    // writes are within that half. Its parts begin at multiples of 4 bytes.
+    // position `at`, and `x` has the columns of a head. The caller checked the instruction set. So
+    // all writes are within that half. Its parts begin at multiples of 4 bytes.
     unsafe {
         let scale = match half {
             Half::Keys => {

@@ -10,7 +10,7 @@ use crate::simd::Simd;
 use device::kv_words;
 use std::marker::PhantomData;
 
-/// Most runs of positions in a block: pages have at least 16.
+/// Maximum number of runs of positions in a block: pages have at least 16.
 const MAX_RUNS: usize = BLOCK / 16;
 
 /// Bytes of a stream for each of which one cache line is prefetched. The hardware prefetcher
@@ -42,8 +42,8 @@ unsafe fn add_products<S: Simd, N: Numbers, const VALUES: bool, const M: usize, 
     lda: usize,
     b: Lanes,
 ) {
-    // SAFETY: by the caller, `a` has `M` rows of `b.n` lanes, each of the `b.n` rows of `b` has `V`
-    // vectors, and the instruction set is available; a prefetch may be of any address.
+    // SAFETY: by the caller, `a` has `M` rows of `b.n` lanes, and each of the `b.n` rows of `b` has
+    // `V` vectors. The caller checked the instruction set. A prefetch may be of any address.
     unsafe {
         for k in 0..b.n {
             let row = b.first.add(k * b.stride);
@@ -118,8 +118,8 @@ struct ScoreRows<S, N, const V: usize> {
 impl<S: Simd, N: Numbers, const V: usize> RowLoop for ScoreRows<S, N, V> {
     #[inline(always)]
     unsafe fn run<const M: usize>(&mut self, row: usize) {
-        // SAFETY: by the caller, the work and the output have the rows `row..row + M`, and the
-        // instruction set is available; as the fields say, `keys` has a row of `V` vectors for each
+        // SAFETY: by the caller, the work and the output have the rows `row..row + M`. The caller
+        // checked the instruction set. As the fields say, `keys` has a row of `V` vectors for each
         // of the `ldq` lanes of a query, and a row of the output has room for `V` vectors.
         unsafe {
             let mut sums = [[S::splat_i(0); V]; M];
@@ -149,9 +149,9 @@ pub unsafe fn scores<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, work: I
     // Distance from keys to the values of the same positions, after the scales of both.
     let soon = pages.half_bytes() + pages.page_len * 4;
     let (first, end) = vectors::<S>(&block.range);
-    // SAFETY: by the caller, the positions have pages, the work has the `n` queries, and the
-    // instruction set is available. The lengths of a page and of a strip are multiples of `S::N`,
-    // so the whole vectors of a run are within its strip of keys.
+    // SAFETY: by the caller, the positions have pages, and the work has the `n` queries. The caller
+    // checked the instruction set. The lengths of a page and of a strip are multiples of `S::N`, so
+    // the whole vectors of a run are within its strip of keys.
     unsafe {
         for run in runs(block, Half::Keys, first, end) {
             let (first, stride) = keys_at(pages, N::IN_LANE, run.within);
@@ -199,8 +199,8 @@ struct ValueRows<'a, S, N, const V: usize> {
 impl<S: Simd, N: Numbers, const V: usize> RowLoop for ValueRows<'_, S, N, V> {
     #[inline(always)]
     unsafe fn run<const M: usize>(&mut self, row: usize) {
-        // SAFETY: by the caller, the work and the output have the rows `row..row + M`, and the
-        // instruction set is available; as the fields say, the values of the runs and the rows of
+        // SAFETY: by the caller, the work and the output have the rows `row..row + M`. The caller
+        // checked the instruction set. As the fields say, the values of the runs and the rows of
         // the output have `V` vectors of columns.
         unsafe {
             let mut sums = [[S::splat_i(0); V]; M];
@@ -232,9 +232,9 @@ pub unsafe fn add_values<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, wor
     let (pages, ld, g) = (block.pages, padded(block.pages.head_dim), N::IN_LANE);
     let (first, end) = (block.range.start / g * g, block.range.end.next_multiple_of(g));
     // SAFETY: by the caller, the positions have pages, the work has the weights and factors of the
-    // `n` queries, `o` is `(n, padded head_dim)`, and the instruction set is available. A page's
-    // length is a multiple of `g`, so the lanes of a run are within it; its strips have at least
-    // `ld` columns, and `ld` is a multiple of `S::N`.
+    // `n` queries, and `o` is `(n, padded head_dim)`. The caller checked the instruction set. A
+    // page's length is a multiple of `g`, so the lanes of a run are within it. Its strips have at
+    // least `ld` columns, and `ld` is a multiple of `S::N`.
     unsafe {
         let none = (0, Lanes { first: std::ptr::null(), stride: 0, n: 0, soon: 0 });
         for strip in (0..ld).step_by(STRIP) {

@@ -30,7 +30,7 @@ pub unsafe fn score<S: Simd>(sums: *const i32, scales: *const f32) -> S::V {
     unsafe { S::mul(S::to_f32(S::load_i(sums)), S::load(scales)) }
 }
 
-/// Most vectors of a block, with the shortest vectors.
+/// Maximum number of vectors of a block, with the shortest vectors.
 const MAX_VECTORS: usize = BLOCK / 4;
 /// Vectors of a block if those of two queries fit the registers, with AVX-512.
 pub const PAIRED_VECTORS: usize = 8;
@@ -55,8 +55,8 @@ pub unsafe fn weights<S: Simd, N: Numbers, const M: usize, const SCORED: bool>(
     let n = BLOCK / S::N;
     let whole = shown.iter().all(|shown| *shown == (0..BLOCK));
     // SAFETY: by the caller, the work has the sums or scores of the queries `query..query + M` and
-    // the scales of keys and values, and the instruction set is available; `n` vectors are a block.
-    // What is not shown may be anything, and is replaced.
+    // the scales of keys and values. The caller checked the instruction set. `n` vectors are a
+    // block. What is not shown may be anything, and is replaced.
     unsafe {
         let (rows, q_scales) = (work.s.add(query * BLOCK), work.q_scale.add(query));
         let mut x = [[S::splat(0.0); MAX_VECTORS]; M];

@@ -101,10 +101,10 @@ impl<N: Numbers> Attend for Integers<N> {
         scale: f32,
     ) {
         let (head_dim, padded) = (pages.head_dim, kv_words::padded(pages.head_dim));
-        // SAFETY: by the caller, `x` has `head_dim` columns, the work is for more than `i` queries
-        // and belongs to this worker, and the instruction set is available; `N::query` puts columns
-        // below `head_dim`. The program keeps what is known of keys, and the work was laid out for
-        // its `n_terms`.
+        // SAFETY: by the caller, `x` has `head_dim` columns, and the work is for more than `i`
+        // queries and belongs to this worker. The caller checked the instruction set. `N::query`
+        // puts columns below `head_dim`. The program keeps what is known of keys, and the work was
+        // laid out for its `n_terms`.
         unsafe {
             let q = work.q.cast::<N::Number>().add(i * padded);
             // Padding columns of keys are undefined, so those of queries must be zero.
@@ -122,9 +122,9 @@ impl<N: Numbers> Attend for Integers<N> {
 
     #[inline(always)]
     unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: IntegerWork) -> *const f32 {
-        // SAFETY: by the caller, the positions have pages, the work has the `n` queries, and the
-        // instruction set is available; a block's length is a multiple of `S::N`, so vectors of the
-        // range are within the rows and the scales.
+        // SAFETY: by the caller, the positions have pages, and the work has the `n` queries. The
+        // caller checked the instruction set. A block's length is a multiple of `S::N`, so vectors
+        // of the range are within the rows and the scales.
         unsafe {
             S::integer_scores::<N>(block, n, work);
             load_scales::<S>(block, Half::Keys, work.scales);
@@ -196,7 +196,7 @@ unsafe fn weights<S: Loops, N: Numbers, const SCORED: bool>(
     };
     let n_paired = if S::N * PAIRED_VECTORS == BLOCK { n / 2 * 2 } else { 0 };
     // SAFETY: by the caller, the work has the sums or scores of `n` queries and the scales of keys
-    // and values, and the instruction set is available; pairs end at `n_paired`, which is at most
+    // and values. The caller checked the instruction set. Pairs end at `n_paired`, which is at most
     // `n`.
     unsafe {
         for query in (0..n_paired).step_by(2) {
@@ -241,9 +241,9 @@ unsafe fn add_known<S: Loops>(known: &KnownKeys, block: &KvBlock<'_>, n: usize, 
 #[inline(always)]
 unsafe fn load_scales<S: Simd>(block: &KvBlock<'_>, half: Half, out: *mut f32) {
     let (first, end) = vectors::<S>(&block.range);
-    // SAFETY: by the caller, the positions have pages, `out` has `BLOCK` values, and the
-    // instruction set is available. The lengths of a page and of a strip are multiples of `S::N`,
-    // so the whole vectors of a run are within the scales of its page.
+    // SAFETY: by the caller, the positions have pages, and `out` has `BLOCK` values. The caller
+    // checked the instruction set. The lengths of a page and of a strip are multiples of `S::N`, so
+    // the whole vectors of a run are within the scales of its page.
     unsafe {
         for run in runs(block, half, first, end) {
             let from = scales(block.pages, half, run.head).add(run.within);

@@ -189,8 +189,9 @@ impl Numbers for Bytes {
 
     #[inline(always)]
     unsafe fn store_weights<S: Simd>(row: *mut i32, at: usize, w: S::V, factor: S::V) {
-        // SAFETY: by the caller, the row has the positions `at..at + S::N`, and the instruction set
-        // is available; a block has `MAX_POSITIONS` positions, and there is a threshold for each.
+        // SAFETY: by the caller, the row has the positions `at..at + S::N`. The caller checked the
+        // instruction set. A block has `MAX_POSITIONS` positions, and there is a threshold for
+        // each.
         unsafe {
             let threshold = S::load(kv_bytes::THRESHOLDS.as_ptr().add(at));
             S::store_bytes(row.cast::<u8>().add(at), S::round(S::fma(w, factor, threshold)));

@@ -45,7 +45,7 @@ impl<S: Simd, const M: usize> Sink<S> for Scores<S, M> {
     #[inline(always)]
     unsafe fn take(&mut self, i: usize, keys: S::V) {
         // SAFETY: as the fields say, `q` has `M` queries; by the caller, the head has column `i`,
-        // counted from the one that `q` begins with, and the instruction set is available.
+        // counted from the one that `q` begins with. The caller checked the instruction set.
         unsafe {
             for query in 0..M {
                 let q = S::splat(*self.q.add(query * self.head_dim + i));
@@ -67,8 +67,8 @@ pub unsafe fn direct_scores<S: Simd, K: StoredFloats, const M: usize>(
     s: *mut f32,
 ) {
     let mut at = block.range.start / S::N * S::N;
-    // SAFETY: by the caller, the positions have pages, `q` has `M` queries, `s` has `M` rows, and
-    // the instruction set is available; every group begins before the range's end.
+    // SAFETY: by the caller, the positions have pages, `q` has `M` queries, and `s` has `M` rows.
+    // The caller checked the instruction set. Every group begins before the range's end.
     unsafe {
         // Every score is one chain of additions, so several groups must be in flight.
         while M == 1 && at + 3 * S::N < block.range.end {
@@ -99,9 +99,10 @@ unsafe fn scores_of_groups<S: Simd, K: StoredFloats, const M: usize, const G: us
 ) {
     let (head_dim, stride) = (block.pages.head_dim, block.pages.vector_bytes());
     let whole = head_dim / S::N * S::N;
-    // SAFETY: by the caller, `q` has `M` queries, `s` has `M` rows, and the instruction set is
-    // available. Each group has a position of the range, which has a page, and is of one page,
-    // since `S::N` divides 16, which divides the page's length. A vector has at most 16 lanes.
+    // SAFETY: by the caller, `q` has `M` queries, and `s` has `M` rows. The caller checked the
+    // instruction set. Each group has a position of the range, which has a page, and is of one
+    // page, since `S::N` divides 16, which divides the page's length. A vector has at most 16
+    // lanes.
     unsafe {
         let mut firsts = [std::ptr::null(); G];
         for g in 0..G {
@@ -150,8 +151,8 @@ pub unsafe fn direct_values<S: Simd, K: StoredFloats, const M: usize>(
 ) {
     let head_dim = block.pages.head_dim;
     let ld = padded(head_dim);
-    // SAFETY: by the caller, the positions have pages, `p` has `M` rows of `BLOCK`, `o` has `M`
-    // rows of `ld`, and the instruction set is available; `d` stays below `head_dim`.
+    // SAFETY: by the caller, the positions have pages, `p` has `M` rows of `BLOCK`, and `o` has `M`
+    // rows of `ld`. The caller checked the instruction set. `d` stays below `head_dim`.
     unsafe {
         let mut d = 0;
         // The number of accumulators is limited by the registers.
@@ -193,8 +194,8 @@ unsafe fn direct_columns<S: Simd, K: StoredFloats, const M: usize, const V: usiz
 ) {
     let (stride, ld) = (block.pages.vector_bytes(), padded(block.pages.head_dim));
     // SAFETY: by the caller, the positions have pages, `p` has `M` rows of `BLOCK`, `o` has `M`
-    // rows of `ld`, the head has these columns, and the instruction set is available; a run of
-    // positions is in one page.
+    // rows of `ld`, and the head has these columns. The caller checked the instruction set. A run
+    // of positions is in one page.
     unsafe {
         let mut sums = [[S::splat(0.0); V]; M];
         for i in 0..M {
@@ -253,8 +254,8 @@ impl<K: StoredFloats> RowsOf for StoredRows<K> {
     #[inline(always)]
     unsafe fn row<S: Simd>(&self, i: usize) -> S::V {
         // SAFETY: as the fields say, `S::N` vectors of one page begin at `first`, and they have the
-        // columns `d..d + S::N`; by the caller, `i` is below `S::N`, and the instruction set is
-        // available.
+        // columns `d..d + S::N`; by the caller, `i` is below `S::N`. The caller checked the
+        // instruction set.
         unsafe { K::load::<S>(self.first.add(i * self.stride), self.d) }
     }
 }
@@ -279,9 +280,9 @@ impl<S: Simd> Sink<S> for BlockColumns {
 pub unsafe fn load_keys<S: Simd, K: StoredFloats>(block: &KvBlock<'_>, out: *mut f32) {
     let (head_dim, stride) = (block.pages.head_dim, block.pages.vector_bytes());
     let whole = head_dim / S::N * S::N;
-    // SAFETY: by the caller, `out` has `head_dim` rows of `BLOCK`, and the instruction set is
-    // available. Each group has a position of the range, which has a page, and is of one page,
-    // since `S::N` divides 16, which divides the page's length.
+    // SAFETY: by the caller, `out` has `head_dim` rows of `BLOCK`. The caller checked the
+    // instruction set. Each group has a position of the range, which has a page, and is of one
+    // page, since `S::N` divides 16, which divides the page's length.
     unsafe {
         for at in (block.range.start / S::N * S::N..block.range.end).step_by(S::N) {
             let first = block.pages.vector(block.table, Half::Keys, block.kv_head, block.first + at);
@@ -306,8 +307,8 @@ pub unsafe fn load_keys<S: Simd, K: StoredFloats>(block: &KvBlock<'_>, out: *mut
 pub unsafe fn load_values<S: Simd, K: StoredFloats>(block: &KvBlock<'_>, out: *mut f32) {
     let (head_dim, stride) = (block.pages.head_dim, block.pages.vector_bytes());
     let (whole, ld) = (head_dim / S::N * S::N, padded(head_dim));
-    // SAFETY: by the caller, the positions have pages, `out` has `BLOCK` rows of `ld`, and the
-    // instruction set is available; a run of positions is in one page.
+    // SAFETY: by the caller, the positions have pages, and `out` has `BLOCK` rows of `ld`. The
+    // caller checked the instruction set. A run of positions is in one page.
     unsafe {
         let mut at = block.range.start;
         while at < block.range.end {
@@ -356,8 +357,8 @@ pub struct Product {
 /// The matrices have these shapes; the instruction set is available.
 #[inline(always)]
 pub unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
-    // SAFETY: by the caller, the matrices have these shapes, and the instruction set is available;
-    // `row` plus the rows of each call is at most `n`.
+    // SAFETY: by the caller, the matrices have these shapes. The caller checked the instruction
+    // set. `row` plus the rows of each call is at most `n`.
     unsafe {
         let mut row = 0;
         // The number of accumulators is limited by registers: 12 of AVX2's 16, 16 of the 32 of
@@ -386,9 +387,9 @@ pub unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut
 /// As [`product`]; A and C have `M` rows from here on.
 #[inline(always)]
 unsafe fn rows<S: Simd, const M: usize>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
-    // SAFETY: by the caller, A and C have `M` rows more, the matrices have these shapes, and the
-    // instruction set is available; `cols` is a multiple of a vector, and `col` plus the vectors of
-    // each call is at most `cols`.
+    // SAFETY: by the caller, A and C have `M` rows more, and the matrices have these shapes. The
+    // caller checked the instruction set. `cols` is a multiple of a vector, and `col` plus the
+    // vectors of each call is at most `cols`.
     unsafe {
         let mut col = 0;
         while S::VECTORS == 4 && col + 4 * S::N <= p.cols {

@@ -18,8 +18,8 @@
 //!
 //! # Order
 //!
-//! Workers take units from a shared counter, so large units come first: whole tiles by their cost,
-//! then shared chunks, then the chunks of single rows, row by row.
+//! Workers take units from a shared counter, so large units come first. The order is whole tiles by
+//! their cost, then shared chunks, then the chunks of single rows, row by row.
 
 use super::tile::Row;
 use device::{Limits, Span};
@@ -72,13 +72,13 @@ pub struct ScheduleShape {
 pub struct Sizes {
     /// Positions of a chunk, a multiple of every block's length.
     pub chunk_len: usize,
-    /// Most rows of a step.
+    /// Maximum number of rows of a step.
     pub max_rows: usize,
-    /// Most chunks of all split rows together.
+    /// Maximum number of chunks of all split rows together.
     pub max_chunks: usize,
     /// Positions of a page.
     pub page_len: usize,
-    /// Most spans of a step.
+    /// Maximum number of spans of a step.
     pub max_spans: usize,
 }
 
@@ -96,12 +96,12 @@ impl Sizes {
         }
     }
 
-    /// Most rows that are split.
+    /// Maximum number of rows that are split.
     pub fn split_rows(&self) -> usize {
         self.max_chunks.min(self.max_rows)
     }
 
-    /// Most units of a schedule.
+    /// Maximum number of units of a schedule.
     pub fn units(&self, n_kv_heads: usize, tile_rows: usize) -> usize {
         (self.max_rows.div_ceil(tile_rows) + self.max_spans + self.max_chunks) * n_kv_heads
     }
@@ -518,7 +518,7 @@ mod tests {
     }
 
     /// Checks that every computed row has each of its chunks once for each KV head, in pages of its
-    /// own table, and that partial results do not overlap.
+    /// own table. Partial results must not overlap.
     fn check(steps: &TestSteps, shape: &ScheduleShape, schedule: &Schedule) {
         let table = |slot: u32| &steps.tables[slot as usize * ENTRIES..][..ENTRIES];
         let slot_of = |row: u32| {

@@ -21,8 +21,8 @@ pub unsafe fn softmax_block<S: Simd>(
     m: *mut f32,
     l: *mut f32,
 ) -> f32 {
-    // SAFETY: by the caller, the row has a block's scores, `m` and `l` are valid, and the
-    // instruction set is available; a block's length is a multiple of `S::N`, so `first..end` is
+    // SAFETY: by the caller, the row has a block's scores, and `m` and `l` are valid. The caller
+    // checked the instruction set. A block's length is a multiple of `S::N`, so `first..end` is
     // within the row.
     unsafe {
         let (first, end) = (range.start / S::N * S::N, range.end.next_multiple_of(S::N));

@@ -28,7 +28,7 @@ pub struct Shape {
 pub struct Row {
     /// The row of the step.
     pub row: u32,
-    /// Its position in the sequence.
+    /// The row's position in the sequence.
     pub position: u32,
     /// End of the positions that the row sees: after its own position, or after its span.
     pub end: u32,

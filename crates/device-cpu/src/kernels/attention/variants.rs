@@ -32,8 +32,8 @@ macro_rules! kv_type_variants {
                     #[inline(always)]
                     unsafe fn $of_kind<S: Loops>(p: &$params, worker: &$crate::command::Worker<'_>) {
                         // SAFETY: by the caller, the parameters' pointers are valid for the rows of
-                        // the step, no one else writes what the kernel reads, and the instruction
-                        // set is available.
+                        // the step, and no one else writes what the kernel reads. The caller
+                        // checked the instruction set.
                         unsafe { $body::<S, $attend>(p, worker) }
                     }
                     $crate::simd::variants!($over, $of_kind, $params);

@@ -5,8 +5,8 @@
 //! amounts, which AVX2 lacks for words. Codes of 8 bits are signed here, 128 less, since two
 //! products of 255 and 127 do not fit the 16 bits of `vpmaddubsw`.
 //!
-//! Order of accumulation: GEMV has 8 lanes of f32 for groups of 32 columns; offsets are summed in
-//! one number, in the order of the columns, which is added last. GEMM is that of `gemm_avx2`.
+//! Order of accumulation: GEMV has 8 lanes of f32 for groups of 32 columns. Offsets are summed in
+//! one number, in the order of the columns, and added last. GEMM is that of `gemm_avx2`.
 
 use super::activation::{ActRow, ActRows};
 use super::affine::{Codes, PIECE, Scales};
@@ -196,10 +196,9 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
 ) {
     let mut scales = Scales::NONE;
     let Part { r0, n_rows, .. } = part;
-    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
-    // part.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, and `xs` as many
+    // activations in each row. `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part.
     unsafe {
         let panel = AffinePanelAvx2::new(scratch);
         let rows = row_addresses(w.values, w.row_bytes, r0, n_rows);

@@ -6,8 +6,8 @@
 //! 64 unsigned codes fill a register, in the order of their columns. Bytes are loaded, with 128
 //! added to signed ones. Nibbles are widened to words, in which a shift and a mask move the second
 //! nibble to the upper byte. Other widths copy 16 codes, `2 BITS` bytes, to each 128-bit lane. One
-//! byte shuffle moves the two bytes of an even code to its word, another one those of an odd code,
-//! and shifts by different amounts align both.
+//! byte shuffle moves the two bytes of an even code to its word, another one moves the bytes of an
+//! odd code. Shifts by different amounts align both.
 //!
 //! # Order of accumulation
 //!
@@ -149,8 +149,8 @@ unsafe fn codes64<F: Codes, const HALF: bool>(p: *const u8) -> __m512i {
     }
 }
 
-/// Index for `vpermt2ps` of scales and offsets: eight scales, one for each 32 columns, then eight
-/// offsets, if a group is 1, 2, 4 or 8 times 32 columns.
+/// Index for `vpermt2ps` of scales and offsets, for groups of 1, 2, 4 or 8 times 32 columns. The
+/// result is eight scales, one for each 32 columns, then eight offsets.
 static SPREAD: [[u32; 16]; 4] = {
     let mut index = [[0; 16]; 4];
     let mut shift = 0;
@@ -374,10 +374,9 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
 ) {
     let mut scales = Scales::NONE;
     let Part { r0, n_rows, .. } = part;
-    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
-    // part.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, and `xs` as many
+    // activations in each row. `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part.
     unsafe {
         let panel = AffinePanelAvx512::new(scratch);
         let rows = row_addresses(w.values, w.row_bytes, r0, n_rows);

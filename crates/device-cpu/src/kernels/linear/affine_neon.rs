@@ -23,7 +23,7 @@ pub(super) unsafe fn gemv<F: Codes>(
     out: *mut f32,
 ) {
     // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations,
-    // `out` room for the products, and the instruction set is available.
+    // and `out` room for the products. The caller checked the instruction set.
     unsafe { affine::gemv::<F, ByRow<Mull>>(w, n_cols, r0, r1, x, out) }
 }
 
@@ -39,7 +39,7 @@ pub(super) unsafe fn gemv_by_sdot<F: Codes>(
     out: *mut f32,
 ) {
     // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations,
-    // `out` room for the products, and the instruction set is available.
+    // and `out` room for the products. The caller checked the instruction set.
     unsafe { affine::gemv::<F, ByRow<Sdot>>(w, n_cols, r0, r1, x, out) }
 }
 
@@ -56,10 +56,9 @@ pub(super) unsafe fn gemm_tile<F: Codes, M: MultiplyNeon>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
-    // part.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, and `xs` as many
+    // activations in each row. `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part.
     unsafe {
         let panel = Codes32::new(scratch);
         for (k, n) in part.passes(PASS) {

@@ -1,8 +1,8 @@
 //! BF16: the upper half of an IEEE 754 single, little-endian, 2 bytes a weight.
 //!
 //! Loops, order of accumulation and bytes moved: `float*`. Measured on one thread of an AMD EPYC
-//! (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 107 GB/s from the second-level cache and 33 from
-//! memory, GEMM of 128 rows 166 Gop/s; AVX2 68, 35 and 83.
+//! (Zen 5), 2026-11-21, 2048 columns. AVX-512 GEMV 107 GB/s from the second-level cache and 33 from
+//! memory; GEMM of 128 rows 166 Gop/s; AVX2 68, 35 and 83.
 
 use super::LinearKernel;
 use super::choose_float;

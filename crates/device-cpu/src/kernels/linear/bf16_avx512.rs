@@ -72,10 +72,9 @@ pub(super) unsafe fn gemm_tile(
     scratch: *mut u8,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
-    // part.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, and `xs` as many
+    // activations in each row. `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part.
     unsafe {
         let panel = scratch.add(scratch.align_offset(64));
         let rows = row_addresses(w.values, w.row_bytes, part.r0, part.n_rows);

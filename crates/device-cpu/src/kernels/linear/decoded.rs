@@ -1,9 +1,9 @@
 //! Types without a kernel: decoded by their codec, multiplied with activations in f32.
 //!
-//! These are GGUF's types of 1 to 3 bits, whose values are points of a lattice and not affine maps
-//! of codes; rows of 16-bit integers; and rows of bytes whose length is not a multiple of 32. This
-//! kernel makes every file run. It is an order of magnitude slower than the others, and the same on
-//! every instruction set.
+//! These are GGUF's types of 1 to 3 bits, rows of 16-bit integers, and rows of bytes whose length
+//! is not a multiple of 32. Values of GGUF's types are points of a lattice and not affine maps of
+//! codes. This kernel makes every file run. It is an order of magnitude slower than the others, and
+//! the same on every instruction set.
 //!
 //! Order of accumulation: [`PART`] columns at a time as in `float`, the parts in order. `gemm_tile`
 //! has the same bits.

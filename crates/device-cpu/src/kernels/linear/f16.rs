@@ -1,7 +1,7 @@
 //! F16: little-endian IEEE 754 half precision, 2 bytes a weight.
 //!
 //! Loops, order of accumulation and bytes moved: `float*`. Measured on one thread of an AMD EPYC
-//! (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 106 GB/s from the second-level cache and 31 from
+//! (Zen 5), 2026-11-21, 2048 columns. AVX-512 GEMV 106 GB/s from the second-level cache and 31 from
 //! memory, GEMM of 128 rows 167 Gop/s; AVX2 67, 36 and 83.
 
 use super::float::FloatFormat;

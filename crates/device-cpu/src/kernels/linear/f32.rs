@@ -1,7 +1,7 @@
 //! F32: little-endian IEEE 754 single precision, 4 bytes a weight.
 //!
 //! Loops, order of accumulation and bytes moved: `float*`. Measured on one thread of an AMD EPYC
-//! (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 98 GB/s from the second-level cache and 40 from
+//! (Zen 5), 2026-11-21, 2048 columns. AVX-512 GEMV 98 GB/s from the second-level cache and 40 from
 //! memory, GEMM of 128 rows 162 Gop/s; AVX2 108, 42 and 83.
 
 use super::float::FloatFormat;

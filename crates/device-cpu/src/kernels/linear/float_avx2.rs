@@ -34,7 +34,7 @@ const X_ROWS: usize = 6;
 /// the instructions.
 const UNROLL: usize = 8;
 
-/// Most activation rows that share a load of weights in [`few_rows`].
+/// Maximum number of activation rows that share a load of weights in [`few_rows`].
 const FEW: usize = 6;
 
 /// Weight rows of one iteration of [`few_rows`].
@@ -44,7 +44,8 @@ const FEW_ROWS: usize = 4;
 /// latency 4.
 const GEMV_ROWS: usize = 8;
 
-/// Most lines of the next tile that are prefetched at a time; more would wait for one another.
+/// Maximum number of lines of the next tile that are prefetched at a time; more would wait for one
+/// another.
 const LINES: usize = 16;
 
 /// Bytes from one copied activation row to the next, an odd number of cache lines.
@@ -251,10 +252,9 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
     let r0 = part.r0;
-    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
-    // part.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, and `xs` as many
+    // activations in each row. `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
         let rows = row_addresses(w, row_bytes, r0, part.n_rows);
@@ -391,9 +391,9 @@ unsafe fn multiply(
     }
 }
 
-/// True if activation rows at this distance would evict the panel, half of the first-level cache,
-/// from the sets that all rows map to (64 sets of 64 bytes, 8 ways). A copy then costs less than
-/// the misses.
+/// True if activation rows at this distance would evict the panel from the cache sets that all rows
+/// map to. The panel is half of the first-level cache (64 sets of 64 bytes, 8 ways). A copy then
+/// costs less than the misses.
 const fn crowds(stride: usize) -> bool {
     stride.is_multiple_of(4096)
 }

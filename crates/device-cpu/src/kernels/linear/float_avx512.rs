@@ -79,10 +79,9 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     out: *mut f32,
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
-    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
-    // part.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, and `xs` as many
+    // activations in each row. `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
         let rows = row_addresses(w, row_bytes, part.r0, part.n_rows);

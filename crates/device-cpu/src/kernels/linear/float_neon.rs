@@ -26,7 +26,7 @@ pub(super) const PASS: usize = 256;
 /// Activation rows whose accumulators fit the registers.
 const X_ROWS: usize = 6;
 
-/// Most activation rows that share a conversion of weights in [`few_rows`].
+/// Maximum number of activation rows that share a conversion of weights in [`few_rows`].
 const FEW: usize = 3;
 
 /// Weight rows of one iteration of [`few_rows`].
@@ -158,10 +158,9 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
-    // part.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, and `xs` as many
+    // activations in each row. `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
         for (k, n) in part.passes(PASS) {

@@ -3,8 +3,8 @@
 //!
 //! The scheme is that of `affine_avx512` with registers of 8 weight rows by 4 columns. Without
 //! `vpdpbusd`, a product is `vpmaddubsw`. Small codes allow several products to be added in 16 bits
-//! before one `vpmaddwd` widens: 8 for codes to 15 (8 * 2 * 15 * 127 = 30,480), 4 for codes to 31,
-//! 2 for codes to 63. Codes beyond 127 stay signed and are multiplied as words, in
+//! before one `vpmaddwd` widens. There are 8 for codes to 15 (8 * 2 * 15 * 127 = 30,480), 4 for
+//! codes to 31, 2 for codes to 63. Codes beyond 127 stay signed and are multiplied as words, in
 //! `gemm_words_avx2`.
 //!
 //! Order of accumulation: within a group of columns the sum is an exact integer. Each group adds

@@ -29,7 +29,7 @@
 //! For `smmla` (`ArmEights`) a step is eight columns of eight rows instead. Steps 0 to 3 are rows 0
 //! to 7, steps 4 to 7 are rows 8 to 15. A step's 64 bytes contain the eight codes of its first row,
 //! of its second row, and so on. Planes are the same. On Arm, codes without an offset are stored as
-//! signed numbers of their few bits: a shift to the top of a byte then yields signed bytes at no
+//! signed numbers of their few bits. A shift to the top of a byte then yields signed bytes at no
 //! cost (`interleaved_neon`).
 //!
 //! # Order of accumulation

@@ -2,7 +2,7 @@
 //! groups of 16, use AVX-512.
 //!
 //! A *step* of a tile, four columns of 16 weight rows, is a row of the right operand of `tdpbsud`,
-//! and Q8 rows are the left operand, so nothing is rearranged. The codes of a pass are unpacked
+//! and Q8 rows are the left operand. So nothing is rearranged. The codes of a pass are unpacked
 //! once. Each group of columns is then one product of up to 16 activation rows by 16 weight rows.
 //! Its sums are stored to memory and loaded into vectors, which scale them while the next groups
 //! are multiplied. The bits are those of `interleaved_avx512`, since the sum of a group is an exact
@@ -47,10 +47,10 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
-    // part, and `i + n` is at most `xs.n`.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, and `xs` as many
+    // activations in each row. `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part,
+    // and `i + n` is at most `xs.n`.
     unsafe {
         let n_eights = if xs.n < ROWS { 0 } else { xs.n / FEW_ROWS };
         if n_eights > 0 {

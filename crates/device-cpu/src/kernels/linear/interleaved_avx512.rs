@@ -25,8 +25,8 @@ use std::marker::PhantomData;
 /// Columns of a pass; a multiple of 256.
 pub(super) const PASS: usize = 1024;
 
-/// Most activation rows with which the common factors of a block's groups stay in registers; twelve
-/// rows would spill sums.
+/// Maximum number of activation rows with which the common factors of a block's groups stay in
+/// registers; twelve rows would spill sums.
 const HOISTING: usize = 4;
 
 /// Bytes that weights are prefetched ahead while one row or a few rows are multiplied.
@@ -228,10 +228,10 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
-    // part, and the last of the activation rows taken together is below `xs.n`.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, and `xs` as many
+    // activations in each row. `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part,
+    // and the last of the activation rows taken together is below `xs.n`.
     unsafe {
         let most = const { most_rows::<StoredTile<F>>() };
         // Activation rows that are multiplied with a panel.

@@ -4,9 +4,9 @@
 //! Up to [`FEW`] activation rows are multiplied with codes as they are unpacked. With more rows,
 //! [`PASS`] columns are unpacked first into a panel of signed bytes and f32 scales, which stays in
 //! the first-level cache. A panel depends only on the length of its groups and on whether they have
-//! an offset: its scales are those of codes at the top of their byte. Order of accumulation:
-//! `interleaved`. One row and many, and all three kinds of products, have the same bits, since a
-//! factor that is a power of two is exact in any place.
+//! an offset. Its scales are those of codes at the top of their byte. Order of accumulation:
+//! `interleaved`. One row and many, and all three kinds of products, have the same bits. A factor
+//! that is a power of two is exact wherever it is applied.
 //!
 //! Codes around zero are moved to the top of their byte by shifts that also insert (`sri`), one to
 //! three instructions for 16 codes. Codes with an offset are moved to the bottom. Values of a table
@@ -22,7 +22,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::marker::PhantomData;
 
-/// Most activation rows that are multiplied without a panel.
+/// Maximum number of activation rows that are multiplied without a panel.
 const FEW: usize = 3;
 
 /// Columns of a panel; a multiple of 256.
@@ -70,10 +70,9 @@ pub(super) unsafe fn gemm_tile<F: Interleaved, M: MultiplyNeon>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
-    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
-    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
-    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass is within the
-    // part.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, and `xs` as many
+    // activations in each row. `scratch` has the kernel's `gemm_scratch_bytes`, and `out` has `xs.n
+    // * TILE_ROWS` values. The caller checked the instruction set. Each pass is within the part.
     unsafe {
         let tile = Tile::new(w, part.r0);
         if xs.n <= FEW {

@@ -36,9 +36,9 @@
 //!
 //! A `gemv` result depends on its weight row and its activation row only, not on how rows are
 //! divided among calls. A `gemm_tile` result does not depend on the number of activation rows, and
-//! has the bits of `gemv` if [`LinearKernel::gemm_adds_as_gemv`] is true. A caller that needs one
-//! order for one row and for many uses `gemv` for each row otherwise, or `few_rows`, which has the
-//! bits of `gemv`.
+//! has the bits of `gemv` if [`LinearKernel::gemm_adds_as_gemv`] is true. A caller that needs the
+//! same order for any number of rows uses `gemv` for each row otherwise, or `few_rows`, which has
+//! the bits of `gemv`.
 
 // A loop variable here is an index of a lane, a row or a column in several arrays at once.
 #![allow(clippy::needless_range_loop)]
@@ -128,9 +128,9 @@ use weights::BlockType;
 /// Weight rows of one GEMM tile.
 pub const TILE_ROWS: usize = 16;
 
-/// Most activation rows for which a tile is multiplied with all its columns before the next tile,
-/// so that weights are one stream, as for one row. With more rows, several tiles share each pass of
-/// columns (measured, see `NOTES.md`).
+/// Maximum number of activation rows for which a tile is multiplied with all its columns before the
+/// next tile. Weights are then one stream, as for one row. With more rows, several tiles share each
+/// pass of columns (measured, see `NOTES.md`).
 pub const FEW_ROWS: usize = 24;
 
 /// `out[r - r0] = dot(W[r], x)` for the weight rows `r0..r1`.
@@ -217,8 +217,8 @@ pub struct LinearKernel {
 
 impl LinearKernel {
     /// The kernels restricted to these numerics. Deterministic numerics exclude tiles that
-    /// accumulate in another order than the kernel for one row, since a row's result would depend
-    /// on the number of rows in its step.
+    /// accumulate in another order than the kernel for one row. A row's result would depend on the
+    /// number of rows in its step.
     pub fn with(self, numerics: Numerics) -> LinearKernel {
         match numerics {
             Numerics::Deterministic if !self.gemm_adds_as_gemv => {
@@ -342,9 +342,9 @@ pub struct Interleave {
     pub decode: unsafe fn(w: WeightRows, row: usize, cols: std::ops::Range<usize>, out: &mut [f32]),
 }
 
-/// Runs multiply-adds of bytes by the instructions of Arm or AMX, to measure their peak: chains of
-/// `n` instructions, or of the sequence that replaces an instruction. Returns the operations of one
-/// of the `n`, two for a multiply-add.
+/// Runs multiply-adds of bytes by the instructions of Arm or AMX, to measure their peak. The work
+/// is chains of `n` instructions, or of the sequence that replaces an instruction. Returns the
+/// operations of one of the `n`, two for a multiply-add.
 ///
 /// # Safety
 /// The instruction set is available.

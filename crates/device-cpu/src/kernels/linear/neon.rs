@@ -10,9 +10,9 @@
 //! Rust 1.95 has no stable intrinsics for the last two, hence `asm!`.
 //!
 //! All codes are signed bytes here. Codes of a few bits around zero are at the top of their byte,
-//! `2^SHIFT` times too large; the conversion of a group's sum to f32 corrects this exactly. No zero
+//! `2^SHIFT` times too large. The conversion of a group's sum to f32 corrects this exactly. No zero
 //! point is then left to subtract. A sum of 32 such products is below 2^20 and thus exact in f32
-//! for every instruction, so all three kinds have the same bits.
+//! for every instruction. So all three kinds have the same bits.
 //!
 //! Two products of signed bytes fit 16 bits (2 * 128 * 127 = 32,512), so [`Mull`] adds two before
 //! it widens.
@@ -28,8 +28,8 @@ use std::arch::asm;
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-/// Most activation rows of [`MultiplyNeon::rows`]. The sums of eight weight rows with six
-/// activation rows are 12 registers of integers and 12 of f32, which leaves 8 for the operands.
+/// Maximum number of activation rows of [`MultiplyNeon::rows`]. The sums of eight weight rows with
+/// six activation rows are 12 registers of integers and 12 of f32, which leaves 8 for the operands.
 pub(super) const X_ROWS: usize = 6;
 
 /// A source of the codes and scales of 16 rows.

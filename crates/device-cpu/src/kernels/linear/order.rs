@@ -90,8 +90,8 @@ fn steps_of_any<O: Order>(codes: &TileCodes, k: usize, steps: &mut TileSteps) {
 }
 
 /// [`Order::steps`] for steps of four columns, as two transpositions of eight rows by eight words.
-/// A register has rows `i` and `i + 4` of a half, so that a transposition of four by four in each
-/// 128 bits puts eight rows of a step side by side.
+/// A register has rows `i` and `i + 4` of a half. So a transposition of four by four in each 128
+/// bits puts eight rows of a step side by side.
 ///
 /// # Safety
 /// AVX2 is available; `k + 32` is at most 256.

@@ -37,9 +37,9 @@ pub(super) trait Format {
 
 /// Groups of decoded columns: the facts of a type that an inner product needs.
 pub(super) trait Groups {
-    /// As [`Format::GROUP`].
+    /// Columns of a group, see [`Format::GROUP`].
     const GROUP: usize;
-    /// As [`Format::HAS_OFFSET`].
+    /// True if groups have an offset, see [`Format::HAS_OFFSET`].
     const HAS_OFFSET: bool;
 }
 

@@ -6,8 +6,8 @@
 //!
 //! `vpdpbusd` multiplies unsigned with signed bytes, adds four neighbours to 32 bits, and
 //! broadcasts the activations itself. Codes of a source without offsets have their zero at 128. A
-//! group's products start at `-128` times the sum of its activations, a word of the activation row,
-//! so the zero point costs no instruction on the multiplying ports. Order of accumulation:
+//! group's products start at `-128` times the sum of its activations, a word of the activation row.
+//! So the zero point costs no instruction on the multiplying ports. Order of accumulation:
 //! `interleaved`. Two groups of 16 are added at once, which saves one multiplication in twelve;
 //! their first half takes registers from three activation rows.
 
@@ -75,7 +75,7 @@ pub(super) unsafe fn panel_codes(panel: *const u8, b: usize, step: usize) -> __m
     unsafe { _mm512_load_si512(panel.add((b * 8 + step) * 64).cast()) }
 }
 
-/// Most activation rows of [`rows`].
+/// Maximum number of activation rows of [`rows`].
 pub(super) const fn most_rows<S: SourceAvx512>() -> usize {
     if S::GROUP == 16 { X_ROWS_BY_16 } else { X_ROWS }
 }

@@ -71,8 +71,8 @@ impl<'a> Interpreter<'a> {
     }
 
     /// Runs a step of one row and stops after `stop` phases. Returns the result of each phase: the
-    /// attention after the last phase of q, k and v, else the product; the residual; the gated
-    /// network; the weights of the chosen experts; or the logits.
+    /// residual, the gated network, the weights of the chosen experts, or the logits. The last
+    /// phase of q, k and v yields the attention, its other phases the product.
     pub fn step(&mut self, x: &[f32], position: usize, stop: usize) -> Vec<Vec<f32>> {
         self.residual = x.to_vec();
         self.publish(EXCHANGE_INPUT, self.arguments.first_norm);

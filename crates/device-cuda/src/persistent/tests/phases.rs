@@ -1,5 +1,6 @@
-//! The table against the plan that it was made from: the interpreter of the table runs it phase by
-//! phase, the reference device runs the plan, and a difference names the first phase that differs.
+//! Compares the table with the plan that it was compiled from. The interpreter of the table runs it
+//! phase by phase, and the reference device runs the plan. An error names the first phase that
+//! differs.
 
 use super::interpreter::Interpreter;
 use super::*;

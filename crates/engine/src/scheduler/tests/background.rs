@@ -49,9 +49,10 @@ fn eight_streams(s: &mut Simulation) {
     (0..50).for_each(|_| _ = s.step(&dear));
 }
 
-/// 99th percentile of the time between two tokens, in steps of the answers alone, while a prompt of
-/// 16,000 tokens is computed in the background, and the number of steps. A step after a part of the
-/// prompt may be slower, since the cache is cold; the prompt gets no share of that time.
+/// 99th percentile of the time between two tokens while the background computes a prompt of 16,000
+/// tokens, and the number of steps. The unit of time is a step of the answers alone. A step after a
+/// part of the prompt may be slower, since the cache is cold; the prompt gets no share of that
+/// time.
 #[test]
 fn answers_keep_their_time_beside_rows_that_do_not_fit() {
     let run = |background: bool, slowdown: f64| {

@@ -59,11 +59,11 @@ struct Outcome {
 
 /// A process that takes a share of what is elastic.
 struct Hog {
-    /// Seconds at which it starts to take memory.
+    /// Seconds at which the process starts to allocate memory.
     from: f64,
-    /// Seconds that it needs to take all of its share.
+    /// Seconds that the process needs to allocate its whole share.
     takes: f64,
-    /// Seconds at which it returns the memory.
+    /// Seconds at which the process frees the memory.
     until: f64,
     share: f64,
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Largest relative difference of two steady runs.
 const STEADY: f64 = 0.05;
 
-/// Most warm-up runs.
+/// Maximum number of warm-up runs.
 const MOST_RUNS: usize = 12;
 
 /// No warm-up run starts after this time.
@@ -36,7 +36,7 @@ pub fn until_steady(run: &mut dyn FnMut() -> anyhow::Result<f64>) -> anyhow::Res
 mod tests {
     use super::*;
 
-    /// Number of runs if they take these seconds, and then always the last of them.
+    /// Number of runs with these times in seconds; later runs take the last of the times.
     fn runs(seconds: &[f64]) -> usize {
         let mut n = 0;
         until_steady(&mut || {

@@ -40,9 +40,10 @@ pub struct Shape {
     pub n_requests: usize,
     /// Mean arrivals a second.
     pub rate: f64,
-    /// Most tokens of an answer.
+    /// Maximum number of tokens of an answer.
     pub max_tokens: usize,
-    /// Most words of a prompt, without a shared prefix. The intruder's prompt has its own limit.
+    /// Maximum number of words of a prompt, without a shared prefix. The intruder's prompt has its
+    /// own limit.
     pub max_words: usize,
     pub intruder_words: usize,
     /// Tokens that fit in the server's KV memory, for `Overload`.

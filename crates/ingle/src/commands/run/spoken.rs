@@ -12,9 +12,9 @@ use crate::wrap::{self, Wrapper};
 pub enum Voice {
     /// Dimmed, before the answer, on a terminal.
     Dimmed,
-    /// Before the answer, on a terminal that shows no colours.
+    /// The reasoning precedes the answer, on a terminal without colours.
     Plain,
-    /// On stderr, so that stdout has only the answer.
+    /// The reasoning goes to stderr, so that stdout has only the answer.
     Apart,
     /// Reasoning is not shown.
     Silent,

@@ -190,7 +190,7 @@ pub(super) async fn with_biases(app: &App, mut body: Value) -> Result<Value> {
     Ok(body)
 }
 
-/// Most prompts of one request.
+/// Maximum number of prompts of one request.
 const MAX_PROMPTS: usize = 256;
 
 pub(super) async fn create(

@@ -21,7 +21,7 @@ use crate::request::KeepAlive;
 pub(super) enum Shape {
     /// `message`.
     Chat,
-    /// `response`. The last object may have `context` for a later request.
+    /// An answer in `response`. The last object may have `context` for a later request.
     Generate { has_context: bool },
 }
 

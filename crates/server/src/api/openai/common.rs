@@ -82,7 +82,7 @@ pub(super) struct StreamOptions {
     pub(super) include_usage: bool,
 }
 
-/// Most answers of one request.
+/// Maximum number of answers of one request.
 pub(super) const MAX_N: usize = 128;
 
 pub(super) fn check_n(n: Option<usize>) -> Result<usize> {

@@ -45,7 +45,7 @@ pub(super) struct CompletionBody {
     sampling: SamplingKeys,
 }
 
-/// Most prompts of one request.
+/// Maximum number of prompts of one request.
 const MAX_PROMPTS: usize = 256;
 
 pub(super) async fn create(
@@ -94,7 +94,7 @@ pub(super) async fn create(
     whole(answers, echoed, n, &frame).await
 }
 
-/// Converts a body to what the requests share, and the prompt of each.
+/// Converts a body to the shared fields of its requests, and the prompt of each.
 fn requests(body: CompletionBody) -> Result<(CompletionRequest, Vec<Prompt>)> {
     let n = check_n(body.n)?;
     let best_of = body.best_of.unwrap_or(n);

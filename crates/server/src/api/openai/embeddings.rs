@@ -32,7 +32,7 @@ enum Encoding {
     Base64,
 }
 
-/// Most texts of one request.
+/// Maximum number of texts of one request.
 const MAX_INPUTS: usize = 2048;
 
 pub(in crate::api) async fn create(

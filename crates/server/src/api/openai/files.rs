@@ -24,9 +24,9 @@ use crate::app::App;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::Caller;
 
-/// Most files of a tenant.
+/// Maximum number of files of a tenant.
 const MAX_FILES: usize = 1000;
-/// Most bytes of a tenant's files.
+/// Maximum number of bytes of a tenant's files.
 const MAX_BYTES: usize = 64 << 20;
 /// Default and largest number of files on a page.
 const PAGE: usize = 1000;

@@ -169,7 +169,7 @@ impl AnswerKeys {
         options.ignore_end = self.ignore_eos.unwrap_or(false);
         options.min_tokens = self.min_tokens.unwrap_or(0);
         options.stop_tokens = self.stop_token_ids.clone().unwrap_or_default();
-        // No request is put before others.
+        // A request may lower its priority, but not raise it above that of others.
         options.priority = self.priority.unwrap_or(0).min(0);
         options.cache_prompt = self.cache_prompt.unwrap_or(true);
         options.keep_alive = self.keep_alive.as_ref().map(keep_alive).transpose()?;

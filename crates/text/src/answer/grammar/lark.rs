@@ -10,10 +10,10 @@ use crate::{Grammar, Prepared, Tokenizer};
 /// Optional white space between two marks.
 pub(super) const WHITE: &str = "/[ \\t\\r\\n]{0,32}/";
 
-/// Any text without special tokens, up to what follows.
+/// Any text without special tokens, up to the next element.
 pub(super) const ANYTHING: &str = "/(?s:.*)/";
 
-/// Most members whose presence a rule counts; llguidance's parameters have 64 bits.
+/// Maximum number of members whose presence a rule counts; llguidance's parameters have 64 bits.
 const MAX_COUNTED: usize = 60;
 
 /// The rules so far.

@@ -9,8 +9,8 @@ use crate::{Result, SchemaOptions, prepare_schema, prepare_tool};
 /// Models write the keys of a call's arguments in any order.
 const ANY_ORDER: SchemaOptions = SchemaOptions { open_objects: false, any_order: true };
 
-/// Most levels of nested values that are enforced in notations other than JSON. Deeper values may
-/// be any.
+/// Maximum number of levels of nested values that are enforced in notations other than JSON. Deeper
+/// values may be any.
 const MAX_DEPTH: usize = 6;
 
 /// Keys of a schema that do not restrict its values.

@@ -24,10 +24,10 @@ pub(in crate::answer) struct ArgumentsReader {
 
 #[derive(Clone, Debug)]
 enum ArgumentsPlace {
-    /// Before a name, or before the closing mark.
+    /// The text is before a name, or before the closing mark.
     Between,
     Name,
-    /// Before an argument, or within one.
+    /// The text is before an argument, or within one.
     Member(ValueScan, String),
 }
 

@@ -42,23 +42,23 @@ struct Call {
 
 #[derive(Clone, Debug)]
 enum JsonPlace {
-    /// Before the first object.
+    /// The text is before the first object.
     Start,
-    /// After one or more objects.
+    /// The text is after one or more objects.
     Between,
-    /// Before a key, or before the bracket that closes the object.
+    /// The text is before a key, or before the bracket that closes the object.
     Key,
     /// Within a key.
     InKey(JsonScan, String),
     /// After a key.
     Colon(String),
-    /// Before a value, or within one.
+    /// The text is before a value, or within one.
     Value(MemberRole, JsonScan, String),
     /// After a value.
     AfterValue,
-    /// After a nested object.
+    /// The text is after a nested object.
     AfterNested,
-    /// Within a dictionary in Python's notation.
+    /// The text is within a dictionary in Python's notation.
     Python(ValueScan, String),
 }
 

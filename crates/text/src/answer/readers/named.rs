@@ -21,10 +21,10 @@ pub(in crate::answer) struct NamedReader {
 enum NamedPlace {
     /// The text before the arguments.
     Header(String),
-    /// After the separator, with the name.
+    /// The text is after the separator; the name is known.
     Before(String),
     Arguments(JsonScan),
-    /// Before the optional closing mark.
+    /// The text is before the optional closing mark.
     Close(Marks),
 }
 

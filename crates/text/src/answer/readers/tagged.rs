@@ -27,13 +27,13 @@ pub(in crate::answer) struct TaggedReader {
 
 #[derive(Clone, Debug)]
 enum TaggedPlace {
-    /// Before a call, or before the closing mark.
+    /// The text is before a call, or before the closing mark.
     Between,
-    /// Within the name.
+    /// The text is within the name.
     Name,
-    /// Within the marks after the name.
+    /// The text is within the marks after the name.
     AfterName,
-    /// Before a parameter, or before the call's end.
+    /// The text is before a parameter, or before the call's end.
     Parameters,
     /// Within a key.
     Key(String),
@@ -345,9 +345,9 @@ impl TaggedReader {
         ended
     }
 
-    /// Finds the end of a value without a closing mark: a line that begins another parameter of the
-    /// function, or the end of the call or of all calls. Returns it with the number of bytes of the
-    /// value that are certain.
+    /// Finds the end of a value without a closing mark: a line that begins another parameter, or
+    /// the end of the call or of all calls. Returns it with the number of bytes of the value that
+    /// are certain.
     fn unmarked_end(&self, text: &str, tools: &Tools) -> (Ended, usize) {
         let [after_key] = self.tags.key_after else { return (Ended::Not, text.len()) };
         if self.tags.end.is_empty() || self.close.is_empty() {

@@ -9,10 +9,10 @@ use super::compile::{Compiler, Held};
 use super::node::{Contains, Id, Types};
 use super::rules::RulePart;
 
-/// Most states: items times those counted for `contains`.
+/// Maximum number of states: items times those counted for `contains`.
 const MAX_STATES: usize = 2_000;
-/// Most distinct values under `uniqueItems`. Each has a bit of a parameter, and llguidance counts
-/// at most 63 bits.
+/// Maximum number of distinct values under `uniqueItems`. Each has a bit of a parameter, and
+/// llguidance counts at most 63 bits.
 const MAX_UNIQUE: usize = 63;
 
 /// The restrictions of all nodes of a set on arrays.

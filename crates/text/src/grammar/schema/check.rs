@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::decimal::Decimal;
 use super::node::{Id, Node, Types};
 
-/// Most nested references that are followed.
+/// Maximum number of nested references that are followed.
 const MAX_DEPTH: usize = 200;
 
 /// Returns true if the values are equal; 1 and 1.0 are.

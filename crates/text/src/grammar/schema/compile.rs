@@ -20,11 +20,11 @@ use super::rules::{RulePart, Rules};
 use super::rx::{Rx, free_string};
 use super::style::Style;
 
-/// Most combinations of choices (`anyOf`, `oneOf`, `if`) in one place.
+/// Maximum number of combinations of choices (`anyOf`, `oneOf`, `if`) in one place.
 const MAX_COMBINATIONS: usize = 256;
-/// Most regular expressions that one string must match together.
+/// Maximum number of regular expressions that one string must match together.
 const MAX_TEXTS: usize = 8;
-/// Most nested choices among names of properties.
+/// Maximum number of nested choices among names of properties.
 const MAX_NAME_DEPTH: usize = 16;
 
 /// A node in a set, before or after its choices are made.

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use serde_json::Number;
 
-/// Most digits of a number written without an exponent.
+/// Maximum number of digits of a number written without an exponent.
 const MAX_DIGITS: i64 = 400;
 
 /// A number by its digits.
@@ -78,7 +78,7 @@ impl Decimal {
         Some(if self.is_negative { -value } else { value })
     }
 
-    /// Returns true if it is a multiple of `step`; `None` if the two have too many digits.
+    /// Returns true if the number is a multiple of `step`; `None` if the two have too many digits.
     pub(super) fn is_multiple_of(&self, step: &Decimal) -> Option<bool> {
         let n_places = self.fraction.len().max(step.fraction.len());
         let (value, step) = (self.scaled(n_places)?, step.scaled(n_places)?);

@@ -8,15 +8,15 @@ pub(super) const MAX_TIME: Duration = Duration::from_secs(10);
 /// Limits of the work for one schema, and of its grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Effort {
-    /// Most branches of a `oneOf` that are separated from one branch.
+    /// Maximum number of branches of a `oneOf` that are separated from one branch.
     pub(super) n_overlaps: usize,
-    /// Most ways of violating a negated schema.
+    /// Maximum number of ways of violating a negated schema.
     pub(super) n_ways: usize,
-    /// Most combinations of schemas.
+    /// Maximum number of combinations of schemas.
     pub(super) n_combinations: usize,
-    /// Most rules made, before rules that are used once are inlined.
+    /// Maximum number of rules made, before rules that are used once are inlined.
     pub(super) n_made: usize,
-    /// Most rules written.
+    /// Maximum number of rules written.
     pub(super) n_rules: usize,
 }
 

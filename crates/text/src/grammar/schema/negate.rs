@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::node::{Bound, Contains, Id, Node, Types};
 use super::parse::Parser;
 
-/// Most references followed to decide whether two schemas exclude each other.
+/// Maximum number of references followed to decide whether two schemas exclude each other.
 const MAX_STEPS: usize = 64;
 
 impl Parser<'_> {

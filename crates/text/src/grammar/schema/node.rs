@@ -92,7 +92,7 @@ impl Bound {
     }
 }
 
-/// Items of which some must match.
+/// Items, some of which must match.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Contains {
     pub(super) item: Id,
@@ -140,11 +140,12 @@ pub(super) struct Node {
 
     /// Nodes that must all hold too.
     pub(super) all: Vec<Id>,
-    /// Lists of nodes, of each of which one must hold too.
+    /// Lists of nodes; at least one node of each list must hold, too.
     pub(super) any: Vec<Vec<Id>>,
     /// Path in the user's schema, as a JSON pointer.
     pub(super) place: String,
-    /// True if it has restrictions that a [`Node`] cannot express, so its negation is unknown.
+    /// True if the schema has restrictions that a [`Node`] cannot express, so its negation is
+    /// unknown.
     pub(super) is_partial: bool,
 }
 

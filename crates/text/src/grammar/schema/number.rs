@@ -7,7 +7,7 @@ use super::node::{Bound, Types};
 use super::pattern;
 use super::rx::Rx;
 
-/// Most endings of a multiple.
+/// Maximum number of endings of a multiple.
 const MAX_ENDINGS: usize = 1_000;
 
 /// Largest step, without its decimal point, that is counted by remainders. Each remainder is a

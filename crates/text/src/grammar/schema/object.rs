@@ -8,16 +8,16 @@ use super::node::Id;
 use super::rules::RulePart;
 use super::rx::{CharSet, Rx, free_string};
 
-/// Most names that `propertyNames` lists.
+/// Maximum number of names that `propertyNames` lists.
 const MAX_NAMES: usize = 500;
-/// Most overlapping patterns that are combined; with more patterns, names that match two are not
-/// generated.
+/// Maximum number of overlapping patterns that are combined; with more patterns, names that match
+/// two are not generated.
 const MAX_OVERLAPS: usize = 3;
-/// Most patterns of names in one object, since each is separated from all others.
+/// Maximum number of patterns of names in one object, since each is separated from all others.
 const MAX_PATTERNS: usize = 32;
-/// Most states: listed properties times those counted.
+/// Maximum number of states: listed properties times those counted.
 const MAX_STATES: usize = 3_000;
-/// Most properties in any order, since each has a bit of a rule's parameter.
+/// Maximum number of properties in any order, since each has a bit of a rule's parameter.
 const MAX_UNORDERED: usize = 62;
 /// Number of first letters by which counted properties differ.
 const N_LETTERS: usize = 27;
@@ -32,7 +32,7 @@ struct Listed {
 /// Properties that are not listed.
 struct Other {
     key: RulePart,
-    /// Their names; by default any name that is not listed.
+    /// The members' names; by default any name that is not listed.
     names: Rx,
     value: RulePart,
 }
@@ -241,7 +241,7 @@ impl Compiler {
         Ok(others)
     }
 
-    /// Nodes of a property that matches these patterns and no others.
+    /// Nodes of a property that matches the given patterns and no others.
     fn ids_of_others(&self, set: &[Held], patterns: &[(usize, Rx)], chosen: &[usize]) -> Vec<Id> {
         let mut ids = Vec::new();
         let has_additional = set.iter().any(|held| self.node(*held).additional.is_some());

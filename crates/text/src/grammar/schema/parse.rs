@@ -12,15 +12,15 @@ use super::reference::{Document, Target};
 use super::rx::Rx;
 use super::{format, pattern};
 
-/// Most nodes of one schema, with those of negations.
+/// Maximum number of nodes of one schema, with those of negations.
 const MAX_NODES: usize = 50_000;
-/// Most properties of one object, and values of one `enum`.
+/// Maximum number of properties of one object, and values of one `enum`.
 const MAX_LISTED: usize = 5_000;
 /// Largest count that llguidance reads.
 const MAX_COUNT: usize = i32::MAX as usize;
-/// Most names of properties that are matched with patterns, for one object.
+/// Maximum number of names of properties that are matched with patterns, for one object.
 const MAX_MATCHED: usize = 20_000;
-/// Most branches of a `oneOf` that are compared with each other.
+/// Maximum number of branches of a `oneOf` that are compared with each other.
 const MAX_BRANCHES: usize = 150;
 
 /// Nodes of a schema; the first is its root.

@@ -7,11 +7,11 @@
 
 use super::rx::{CharSet, Rx};
 
-/// Most nested groups.
+/// Maximum number of nested groups.
 const MAX_DEPTH: usize = 100;
-/// Most parts of the language, since a lookahead copies the part after it.
+/// Maximum number of parts of the language, since a lookahead copies the part after it.
 const MAX_SIZE: usize = 20_000;
-/// Most repetitions of a part.
+/// Maximum number of repetitions of a part.
 const MAX_REPEAT: u32 = 100_000;
 
 /// Reason why an expression has no language.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-/// Most nested inlined rules and parentheses; deeper parts get a rule of their own.
+/// Maximum number of nested inlined rules and parentheses; deeper parts get a rule of their own.
 const MAX_INLINE: usize = 12;
 
 /// A part of a rule.

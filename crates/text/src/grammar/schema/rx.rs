@@ -63,7 +63,7 @@ impl CharSet {
     }
 
     pub(super) fn without(&self, other: &CharSet) -> CharSet {
-        // De Morgan: the complement of what is in the complement or the other set.
+        // De Morgan: the complement of the union of this set's complement and `other`.
         CharSet::of(self.negated().ranges().chain(other.ranges())).negated()
     }
 

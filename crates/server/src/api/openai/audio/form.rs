@@ -11,7 +11,7 @@ use crate::error::{ApiError, ErrorKind, Result};
 use crate::limits::MAX_BODY;
 use crate::transcriber::TranscribeRequest;
 
-/// Most bytes of a field other than the file.
+/// Maximum number of bytes of a field other than the file.
 const MAX_FIELD: usize = 64 << 10;
 
 /// `response_format`

@@ -69,7 +69,7 @@ impl OutputKind {
 struct OpenItem {
     kind: OutputKind,
     item: Value,
-    /// Its text, or the arguments or input of a call.
+    /// Text of the item, or the arguments or input of a call.
     text: String,
     /// Input of a custom tool's call.
     freeform: Freeform,

@@ -13,9 +13,9 @@ use serde_json::Value;
 
 use crate::error::{ApiError, ErrorKind, Result};
 
-/// Most responses of a tenant.
+/// Maximum number of responses of a tenant.
 const MAX_ENTRIES: usize = 10_000;
-/// Most bytes of a tenant's responses in memory.
+/// Maximum number of bytes of a tenant's responses in memory.
 const MAX_BYTES: usize = 64 << 20;
 
 /// An item of a conversation. Items are immutable.
