@@ -95,6 +95,80 @@ __device__ __forceinline__ void halves_of(const Word4 &w, float (&x)[8]) {
     x[4] = low_f16(w.z), x[5] = high_f16(w.z), x[6] = low_f16(w.w), x[7] = high_f16(w.w);
 }
 
+// Sines and cosines of a lane's 8 columns at a position, times the scale of RoPE.
+__device__ __forceinline__ void rotation_of(const HeadsArguments &h, uint position, uint chunk, float (&sine)[8], float (&cosine)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint c = 8 * chunk + i, half = h.n_dims / 2;
+        sine[i] = 0.0f, cosine[i] = 1.0f;
+        if (c >= h.n_dims) continue;
+        sincosf(float(position) * h.frequencies[h.interleaved != 0 ? c / 2 : c % half], &sine[i], &cosine[i]);
+        sine[i] *= h.scale, cosine[i] *= h.scale;
+    }
+}
+
+// The online softmax of a group of LANES lanes, each with 8 columns of `out`.
+template <int LANES> struct RowSoftmax {
+    float high = -INFINITY_F, sum = 0.0f, out[8];
+
+    // Adds a position, unless `there` is false. All lanes of a warp call it.
+    __device__ __forceinline__ void add(const AttentionArguments &a, const float (&q)[8], const float (&k)[8], const float (&v)[8], bool there) {
+        float score = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) score = __fmaf_rn(q[i], k[i], score);
+#pragma unroll
+        for (int step = 1; step < LANES; step *= 2) score += __shfl_xor_sync(0xffffffffu, score, step);
+        score *= a.scale;
+        if (a.softcap != 0.0f) score = a.softcap * tanhf(score / a.softcap);
+        if (!there) return;
+        const float now = fmaxf(high, score);
+        const float by = now == -INFINITY_F ? 1.0f : __expf(high - now);
+        const float weight = now == -INFINITY_F ? (score != score ? score : 0.0f) : __expf(score - now);
+        high = now;
+        sum = sum * by + weight;
+#pragma unroll
+        for (int i = 0; i < 8; i++) out[i] = out[i] * by + weight * v[i];
+    }
+
+    // Joins the groups of a warp: then each has the sums of all.
+    __device__ __forceinline__ void join_groups() {
+        float all = high;
+#pragma unroll
+        for (int step = LANES; step < 32; step *= 2) all = fmaxf(all, __shfl_xor_sync(0xffffffffu, all, step));
+        const float by = all == -INFINITY_F ? 1.0f : __expf(high - all);
+        sum *= by;
+#pragma unroll
+        for (int i = 0; i < 8; i++) out[i] *= by;
+#pragma unroll
+        for (int step = LANES; step < 32; step *= 2) {
+            sum += __shfl_xor_sync(0xffffffffu, sum, step);
+#pragma unroll
+            for (int i = 0; i < 8; i++) out[i] += __shfl_xor_sync(0xffffffffu, out[i], step);
+        }
+        high = all;
+    }
+};
+
+// Joins the warps of a block and stores the row. A lane has a warp, then a column.
+template <int LANES>
+__device__ __forceinline__ void store_row(const AttentionArguments &a, const float (&outputs)[ROW_WARPS][8 * LANES], const float (&most)[ROW_WARPS],
+                                          const float (&total)[ROW_WARPS], uint head, uint warp, uint lane) {
+    const uint dim = a.pages.head_dim;
+    float mine = lane < ROW_WARPS ? most[lane] : -INFINITY_F;
+    float top = warp_max(mine);
+    if (a.sinks != nullptr) top = fmaxf(top, a.sinks[head]);
+    mine = top == -INFINITY_F ? 1.0f : __expf(mine - top);
+    float weights = warp_sum(lane < ROW_WARPS ? mine * total[lane] : 0.0f);
+    if (a.sinks != nullptr) weights += __expf(a.sinks[head] - top);
+    const uint c = warp * 32 + lane;
+    float result = 0.0f;
+#pragma unroll
+    for (int w = 0; w < ROW_WARPS; w++) {
+        result = __fmaf_rn(__shfl_sync(0xffffffffu, mine, w), outputs[w][c % (8 * LANES)], result);
+    }
+    if (c < dim) a.out[ulong(head) * dim + c] = __fdividef(result, weights);
+}
+
 template <int LANES> __device__ __forceinline__ void attend_row(const RowArguments &args) {
     const AttentionArguments &a = args.attention;
     const HeadsArguments &h = args.heads;
@@ -126,14 +200,7 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
     };
     load(start);
     float sine[8], cosine[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const uint c = 8 * chunk + i, half = h.n_dims / 2;
-        sine[i] = 0.0f, cosine[i] = 1.0f;
-        if (c >= h.n_dims) continue;
-        sincosf(float(position) * h.frequencies[h.interleaved != 0 ? c / 2 : c % half], &sine[i], &cosine[i]);
-        sine[i] *= h.scale, cosine[i] *= h.scale;
-    }
+    rotation_of(h, position, chunk, sine, cosine);
     // The last warp makes the new key as the others make the query, and the query too.
     const bool newest = warp == ROW_WARPS - 1;
     Columns weight;
@@ -156,27 +223,9 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
         for (int i = 0; i < 8; i++) fresh[0][lane][i] = new_key[i], fresh[1][lane][i] = new_value[i];
     }
     turn<LANES>(h, raw, h.q_norm != 0, weight, h.q_eps, chunk, sine, cosine, q);
-    float high = -INFINITY_F, sum = 0.0f, out[8];
+    RowSoftmax<LANES> softmax;
 #pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = 0.0f;
-    // One position a group of lanes; -infinity, where there is none.
-    const auto see = [&](const float (&k)[8], const float (&v)[8], bool there) {
-        float score = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 8; i++) score = __fmaf_rn(q[i], k[i], score);
-#pragma unroll
-        for (int step = 1; step < LANES; step *= 2) score += __shfl_xor_sync(0xffffffffu, score, step);
-        score *= a.scale;
-        if (a.softcap != 0.0f) score = a.softcap * tanhf(score / a.softcap);
-        if (!there) return;
-        const float now = fmaxf(high, score);
-        const float by = now == -INFINITY_F ? 1.0f : __expf(high - now);
-        const float weight = now == -INFINITY_F ? (score != score ? score : 0.0f) : __expf(score - now);
-        high = now;
-        sum = sum * by + weight;
-#pragma unroll
-        for (int i = 0; i < 8; i++) out[i] = out[i] * by + weight * v[i];
-    };
+    for (int i = 0; i < 8; i++) softmax.out[i] = 0.0f;
     // Whole warps go round together, for the shuffles.
     for (uint from = start; from < position; from += BATCH * STEP) {
 #pragma unroll
@@ -190,7 +239,7 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
 #pragma unroll
                 for (int i = 0; i < 8; i++) k[i] = v[i] = 0.0f;
             }
-            see(k, v, there);
+            softmax.add(a, q, k, v, there);
         }
         if (from + BATCH * STEP < position) load(from + BATCH * STEP);
     }
@@ -213,41 +262,15 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
             }
         }
         halves_of(words[0], k), halves_of(words[1], v);
-        see(k, v, of_warp == 0);
+        softmax.add(a, q, k, v, of_warp == 0);
     }
-    // Groups of lanes of the warp.
-    float all = high;
-#pragma unroll
-    for (int step = LANES; step < 32; step *= 2) all = fmaxf(all, __shfl_xor_sync(0xffffffffu, all, step));
-    const float by = all == -INFINITY_F ? 1.0f : __expf(high - all);
-    sum *= by;
-#pragma unroll
-    for (int i = 0; i < 8; i++) out[i] *= by;
-#pragma unroll
-    for (int step = LANES; step < 32; step *= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, step);
-#pragma unroll
-        for (int i = 0; i < 8; i++) out[i] += __shfl_xor_sync(0xffffffffu, out[i], step);
-    }
+    softmax.join_groups();
     if (of_warp == 0) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) outputs[warp][8 * chunk + i] = out[i];
-        if (chunk == 0) most[warp] = all, total[warp] = sum;
+        for (int i = 0; i < 8; i++) outputs[warp][8 * chunk + i] = softmax.out[i];
+        if (chunk == 0) most[warp] = softmax.high, total[warp] = softmax.sum;
     }
     __syncthreads();
     if (warp * 32 >= dim) return;
-    // A lane for each warp of the block, then for each column.
-    float mine = lane < ROW_WARPS ? most[lane] : -INFINITY_F;
-    float top = warp_max(mine);
-    if (a.sinks != nullptr) top = fmaxf(top, a.sinks[head]);
-    mine = top == -INFINITY_F ? 1.0f : __expf(mine - top);
-    float weights = warp_sum(lane < ROW_WARPS ? mine * total[lane] : 0.0f);
-    if (a.sinks != nullptr) weights += __expf(a.sinks[head] - top);
-    const uint c = warp * 32 + lane;
-    float result = 0.0f;
-#pragma unroll
-    for (int w = 0; w < ROW_WARPS; w++) {
-        result = __fmaf_rn(__shfl_sync(0xffffffffu, mine, w), outputs[w][c % (8 * LANES)], result);
-    }
-    if (c < dim) a.out[ulong(head) * dim + c] = __fdividef(result, weights);
+    store_row<LANES>(a, outputs, most, total, head, warp, lane);
 }

@@ -41,6 +41,40 @@ template <int D> struct FlashShape {
     static INLINE u32 at(u32 row, u32 c) { return row * STRIDE + c * 16; }
 };
 
+// score += q k^T of a warp's 16 queries and a tile of keys. `q_row` and `key` are the lane's
+// addresses of queries and keys in shared memory; `q` has the queries if they are in registers.
+template <int D, int N, int S> INLINE void flash_multiply_keys(float (&score)[N], const u32 (&q)[S][4], u32 q_row, u32 key) {
+    typedef FlashShape<D> Shape;
+    constexpr int TILE = Shape::TILE, STRIDE = Shape::STRIDE;
+#pragma unroll
+    for (int s = 0; s < D / 16; s++) {
+        u32 fresh[4];
+        if constexpr (!Shape::Q_IN_REGISTERS) load_matrices(fresh, q_row + s * 32);
+        const u32 *qs = Shape::Q_IN_REGISTERS ? q[Shape::Q_IN_REGISTERS ? s : 0] : fresh;
+#pragma unroll
+        for (int n = 0; n < TILE / 8; n += 2) {
+            u32 k[4];
+            load_matrices(k, key + n * 8 * STRIDE + s * 32);
+            mma_16x8x16(score + 4 * n, qs, k[0], k[1]);
+            mma_16x8x16(score + 4 * n + 4, qs, k[2], k[3]);
+        }
+    }
+}
+
+// out += weight v of a warp's 16 queries and a tile of values, at the lane's address `value`.
+template <int D, int N, int S> INLINE void flash_multiply_values(float (&out)[N], const u32 (&weight)[S][4], u32 value) {
+    constexpr int TILE = FlashShape<D>::TILE, STRIDE = FlashShape<D>::STRIDE;
+#pragma unroll
+    for (int s = 0; s < TILE / 16; s++)
+#pragma unroll
+        for (int i = 0; i < D / 8; i += 2) {
+            u32 v[4];
+            load_matrices_transposed(v, value + s * 16 * STRIDE + i * 16);
+            mma_16x8x16(out + 4 * i, weight[s], v[0], v[1]);
+            mma_16x8x16(out + 4 * i + 4, weight[s], v[2], v[3]);
+        }
+}
+
 template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArguments &a) {
     typedef FlashShape<D> Shape;
     constexpr int TILE = Shape::TILE, STRIDE = Shape::STRIDE, CHUNKS = D / 8;
@@ -110,19 +144,7 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
             for (int i = 0; i < TILE / 2; i++) score[i] = 0;
             // Matrices: positions 0..7 by columns 0..7 and 8..15, positions 8..15 likewise.
             const u32 key = base + (index & 1) * 2 * Shape::KV + ((lane & 7) + (lane >> 4) * 8) * STRIDE + ((lane >> 3) & 1) * 16;
-#pragma unroll
-            for (int s = 0; s < D / 16; s++) {
-                u32 fresh[4];
-                if constexpr (!Shape::Q_IN_REGISTERS) load_matrices(fresh, q_row + s * 32);
-                const u32 *qs = Shape::Q_IN_REGISTERS ? q[Shape::Q_IN_REGISTERS ? s : 0] : fresh;
-#pragma unroll
-                for (int n = 0; n < TILE / 8; n += 2) {
-                    u32 k[4];
-                    load_matrices(k, key + n * 8 * STRIDE + s * 32);
-                    mma_16x8x16(score + 4 * n, qs, k[0], k[1]);
-                    mma_16x8x16(score + 4 * n + 4, qs, k[2], k[3]);
-                }
-            }
+            flash_multiply_keys<D>(score, q, q_row, key);
             float factor[2];
             if (softmax.weigh(a, score, position, position >= all_see.first && position + TILE <= all_see.end, seen, factor)) {
 #pragma unroll
@@ -138,15 +160,7 @@ template <int D, FlashPages KIND> INLINE void attention_flash(const AttentionArg
             // Matrices: positions 0..7, 8..15 by columns 0..7, then columns 8..15; transposed while
             // they are loaded.
             const u32 value = base + ((index & 1) * 2 + 1) * Shape::KV + (lane & 15) * STRIDE + (lane >> 4) * 16;
-#pragma unroll
-            for (int s = 0; s < TILE / 16; s++)
-#pragma unroll
-                for (int i = 0; i < D / 8; i += 2) {
-                    u32 v[4];
-                    load_matrices_transposed(v, value + s * 16 * STRIDE + i * 16);
-                    mma_16x8x16(out + 4 * i, weight[s], v[0], v[1]);
-                    mma_16x8x16(out + 4 * i + 4, weight[s], v[2], v[3]);
-                }
+            flash_multiply_values<D>(out, weight, value);
         }
     }
     if (idle) return;

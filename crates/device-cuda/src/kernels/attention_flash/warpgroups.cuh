@@ -37,6 +37,35 @@ template <int D> struct FlashWarpgroups {
     template <int N> static INLINE u32 at(u32 row, u32 c) { return c / 8 * (N * 128) + row * 128 + ((c ^ row) & 7) * 16; }
 };
 
+// A block's queries, as halves in shared memory.
+template <int D> INLINE void warpgroups_load_queries(const AttentionArguments &a, const FlashTile &tile, u32 kv_head, u32 group, u8 *queries) {
+    typedef FlashWarpgroups<D> Shape;
+    for (u32 i = threadIdx.x; i < Shape::QUERIES * D / 8; i += Shape::THREADS) {
+        const u32 r = i / (D / 8), c = i % (D / 8), query = tile.first + r;
+        const float *q = a.q + ((u64)(tile.span_first + query / group) * a.n_heads + kv_head * group + query % group) * D + c * 8;
+        *(uint4 *)(queries + r / 64 * Shape::Q + Shape::template at<64>(r % 64, c)) = r < tile.n_queries ? flash_query(q) : make_uint4(0, 0, 0, 0);
+    }
+}
+
+// score = q k^T of a warpgroup's 64 queries and a tile of keys, both in shared memory.
+template <int D, int N> INLINE void warpgroups_multiply_keys(float (&score)[N], u32 queries, u32 keys) {
+    constexpr int TILE = FlashWarpgroups<D>::TILE;
+#pragma unroll
+    for (int s = 0; s < D / 16; s++) {
+        const u64 q = wgmma_operand(queries + s / 4 * (64 * 128)) + 2 * (s % 4), k = wgmma_operand(keys + s / 4 * (TILE * 128)) + 2 * (s % 4);
+        Wgmma<TILE>::multiply_shared(score, q, k, s > 0);
+    }
+    wgmma_commit();
+}
+
+// out += weight v of a warpgroup's 64 queries and a tile of values in shared memory.
+template <int D, int N, int S> INLINE void warpgroups_multiply_values(float (&out)[N], u32 (&weight)[S][4], u32 values) {
+    constexpr int TILE = FlashWarpgroups<D>::TILE;
+#pragma unroll
+    for (int s = 0; s < TILE / 16; s++) Wgmma<D>::template multiply<1>(out, weight[s], wgmma_transposed(values + s * 2048, TILE * 128), 1);
+    wgmma_commit();
+}
+
 template <int D, FlashPages KIND> INLINE void attention_warpgroups(const AttentionArguments &a) {
     typedef FlashWarpgroups<D> Shape;
     constexpr int TILE = Shape::TILE, STAGES = Shape::STAGES, KV = Shape::KV;
@@ -69,11 +98,7 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
     };
     for (u32 index = 1; index < STAGES; index++) load_next(index);
 
-    for (u32 i = threadIdx.x; i < Shape::QUERIES * D / 8; i += Shape::THREADS) {
-        const u32 r = i / (D / 8), c = i % (D / 8), query = tile.first + r;
-        const float *q = a.q + ((u64)(tile.span_first + query / group) * a.n_heads + kv_head * group + query % group) * D + c * 8;
-        *(uint4 *)(queries + r / 64 * Shape::Q + Shape::template at<64>(r % 64, c)) = r < tile.n_queries ? flash_query(q) : make_uint4(0, 0, 0, 0);
-    }
+    warpgroups_load_queries<D>(a, tile, kv_head, group, queries);
     const u32 q_at = shared_address(queries) + warp / 4 * Shape::Q;
 
     // Of the warp's 16 queries the first and the last, and the lane's two.
@@ -93,19 +118,10 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
         __syncthreads();
     };
     const auto multiply_keys = [&](u32 index) {
-        const u32 keys = shared_address(flash_shared) + index % STAGES * 2 * KV;
-#pragma unroll
-        for (int s = 0; s < D / 16; s++) {
-            const u64 q = wgmma_operand(q_at + s / 4 * (64 * 128)) + 2 * (s % 4), k = wgmma_operand(keys + s / 4 * (TILE * 128)) + 2 * (s % 4);
-            Wgmma<TILE>::multiply_shared(score, q, k, s > 0);
-        }
-        wgmma_commit();
+        warpgroups_multiply_keys<D>(score, q_at, shared_address(flash_shared) + index % STAGES * 2 * KV);
     };
     const auto multiply_values = [&](u32 index) {
-        const u32 values = shared_address(flash_shared) + (index % STAGES * 2 + 1) * KV;
-#pragma unroll
-        for (int s = 0; s < TILE / 16; s++) Wgmma<D>::template multiply<1>(out, weight[s], wgmma_transposed(values + s * 2048, TILE * 128), 1);
-        wgmma_commit();
+        warpgroups_multiply_values<D>(out, weight, shared_address(flash_shared) + (index % STAGES * 2 + 1) * KV);
     };
     const auto weigh = [&](u32 index) {
         const u32 position = (tile_0 + index) * TILE;

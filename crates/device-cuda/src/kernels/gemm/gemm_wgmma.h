@@ -64,6 +64,44 @@ template <class C> INLINE GemmWork gemm_work(const GemmArguments &a, u32 unit, u
     return w;
 }
 
+// The producer: one warp copies the k tiles of all units of this block to the ring of stages.
+template <class C, int WIDTH> INLINE void wgmma_produce(const GemmArguments &a, u32 base, u32 n_token_tiles, u32 n_units, int lane) {
+    typedef GemmStages<C, WIDTH> Stages;
+    constexpr int STAGES = Stages::COUNT, TILE = Stages::TILE;
+    const u32 full = base + STAGES * Stages::BYTES, empty = full + 8 * STAGES;
+    int stage = 0;
+    u32 parity = 1;
+    for (u32 unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
+        const GemmWork w = gemm_work<C>(a, unit, n_token_tiles, WIDTH);
+        // The last group of 8 rows is copied whole.
+        const u32 x_bytes = (w.end_row - w.first_row + 7) / 8 * 1024;
+        const u32 bytes = x_bytes + (w.second ? 2 : 1) * TILE;
+        const u8 *x = a.x + ((u64)w.k_begin * a.row_groups + w.first_row / 8) * 1024;
+        const u8 *weights = w.weights + (u64)w.k_begin * TILE;
+        const u64 row_bytes = (u64)a.k_tiles * TILE;
+        for (u32 k = w.k_begin; k < w.k_end; k++) {
+            mbarrier_wait(empty + 8 * stage, parity);
+#ifdef GEMM_VALIDATE
+            const u8 *x_end = a.x + (u64)a.k_tiles * a.row_groups * 1024, *w_end = a.weights + (u64)((a.n_out + 63) / 64) * row_bytes;
+            if (x < a.x || x + x_bytes > x_end || weights < a.weights || weights + (w.second ? row_bytes : 0) + TILE > w_end) {
+                printf("block %d unit %u k %u: x %p of %p..%p, weights %p of %p..%p, first_row %u\n", (int)blockIdx.x, unit, k, x, a.x, x_end, weights, a.weights, w_end, w.first_row);
+                asm volatile("trap;");
+            }
+#endif
+            const u32 to = base + stage * Stages::BYTES, done = full + 8 * stage;
+            if (lane == 0) {
+                mbarrier_expect(done, bytes);
+                bulk_copy(to + WIDTH * 128, weights, TILE, done);
+                if (w.second) bulk_copy(to + WIDTH * 128 + TILE, weights + row_bytes, TILE, done);
+                bulk_copy(to, x, x_bytes, done);
+            }
+            __syncwarp();
+            weights += TILE, x += (u64)a.row_groups * 1024;
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+    }
+}
+
 template <class C, int WIDTH> INLINE void gemm_wgmma(const GemmArguments &a) {
     typedef GemmStages<C, WIDTH> Stages;
     constexpr int STAGES = Stages::COUNT, TILE = Stages::TILE;
@@ -88,37 +126,7 @@ template <class C, int WIDTH> INLINE void gemm_wgmma(const GemmArguments &a) {
         // rest of its warp gone, a quarter of all processes ended in an illegal address; why is not
         // known (NOTES.md).
         if (threadIdx.x < 32) {
-            int stage = 0;
-            u32 parity = 1;
-            for (u32 unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
-                const GemmWork w = gemm_work<C>(a, unit, n_token_tiles, WIDTH);
-                // The last group of 8 rows is copied whole.
-                const u32 x_bytes = (w.end_row - w.first_row + 7) / 8 * 1024;
-                const u32 bytes = x_bytes + (w.second ? 2 : 1) * TILE;
-                const u8 *x = a.x + ((u64)w.k_begin * a.row_groups + w.first_row / 8) * 1024;
-                const u8 *weights = w.weights + (u64)w.k_begin * TILE;
-                const u64 row_bytes = (u64)a.k_tiles * TILE;
-                for (u32 k = w.k_begin; k < w.k_end; k++) {
-                    mbarrier_wait(empty + 8 * stage, parity);
-#ifdef GEMM_VALIDATE
-                    const u8 *x_end = a.x + (u64)a.k_tiles * a.row_groups * 1024, *w_end = a.weights + (u64)((a.n_out + 63) / 64) * row_bytes;
-                    if (x < a.x || x + x_bytes > x_end || weights < a.weights || weights + (w.second ? row_bytes : 0) + TILE > w_end) {
-                        printf("block %d unit %u k %u: x %p of %p..%p, weights %p of %p..%p, first_row %u\n", (int)blockIdx.x, unit, k, x, a.x, x_end, weights, a.weights, w_end, w.first_row);
-                        asm volatile("trap;");
-                    }
-#endif
-                    const u32 to = base + stage * Stages::BYTES, done = full + 8 * stage;
-                    if (lane == 0) {
-                        mbarrier_expect(done, bytes);
-                        bulk_copy(to + WIDTH * 128, weights, TILE, done);
-                        if (w.second) bulk_copy(to + WIDTH * 128 + TILE, weights + row_bytes, TILE, done);
-                        bulk_copy(to, x, x_bytes, done);
-                    }
-                    __syncwarp();
-                    weights += TILE, x += (u64)a.row_groups * 1024;
-                    if (++stage == STAGES) stage = 0, parity ^= 1;
-                }
-            }
+            wgmma_produce<C, WIDTH>(a, base, n_token_tiles, n_units, lane);
             dependency_launch();
         }
         return;

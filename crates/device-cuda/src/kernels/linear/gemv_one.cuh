@@ -68,6 +68,119 @@ __device__ __forceinline__ void eight_of(const float *x, uint c, uint n, float (
 // Most experts of a row.
 #define ONE_EXPERTS 64
 
+// x in shared memory, as bytes, in groups of 32 columns.
+struct StagedX {
+    Word4 *low, *high; // columns 0 to 15 of each group, and 16 to 31
+    Word2 *scales;     // x: d as f32 bits; y: the sums of the bytes of both halves, as two i16
+    uint n_groups;     // with those past the end of x, which are 0
+};
+
+// Quantises x to shared memory. Four lanes have a group, 8 columns each. Returns the sum of the
+// squares of this thread's columns, if there is a norm. `norm` has the norm's first 8 weights of
+// this thread, if `weighted`. `shares` are the weights of the row's experts.
+template <bool EXPERTS>
+__device__ __forceinline__ float quantise_x(const LinearArguments &a, float (&norm)[8], bool weighted, const float *shares, const StagedX &x) {
+    const uint quarter = threadIdx.x & 3, n_groups = (a.n_in + 31) / 32;
+    float square = 0.0f;
+    for (uint at = threadIdx.x; at < 4 * x.n_groups; at += ONE_THREADS) {
+        float v[8];
+        eight_of(a.x, at * 8, a.n_in, v);
+        if (a.has_norm) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) square = __fmaf_rn(v[i], v[i], square);
+        }
+        if (weighted) {
+            if (at >= ONE_THREADS) eight_of(a.norm, at * 8, a.n_in, norm);
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] *= norm[i];
+        }
+        float most = 0.0f;
+        bool finite = true;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            most = fmaxf(most, fabsf(v[i]));
+            finite = finite && fabsf(v[i]) < INFINITY_F;
+        }
+        if (!finite) most = INFINITY_F;
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+        const float to = most > 0.0f ? __fdividef(127.0f, most) : 0.0f;
+        uint words[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < 8; i++) words[i / 4] |= uint(__float2int_rn(v[i] * to) & 255) << (8 * (i & 3));
+        int sum = __dp4a(int(words[0]), 0x01010101, __dp4a(int(words[1]), 0x01010101, 0));
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        const int other = __shfl_xor_sync(0xffffffffu, sum, 2);
+        const uint g = at >> 2;
+        Word2 *half = (Word2 *)(quarter < 2 ? x.low + g : x.high + g);
+        half[quarter & 1] = {words[0], words[1]};
+        // A NaN or infinite column makes the whole group's product NaN.
+        float d = most < INFINITY_F ? most * (1.0f / 127.0f) : NAN_F;
+        if constexpr (EXPERTS) {
+            if (a.x_per_pair) d *= shares[min(g / (n_groups / a.k), a.k - 1)];
+        }
+        if (quarter == 0) x.scales[g] = {__float_as_uint(d), (uint(sum) & 0xffff) | (uint(other) << 16)};
+    }
+    return square;
+}
+
+// The product of a group: `words` are the codes of W's 32 columns, `x0` and `x1` those of x, and
+// `sum0` and `sum1` the sums of the bytes of both halves of x. x's scale is not applied.
+template <class T>
+__device__ __forceinline__ float dot_of_group(const uint (&words)[8], const GroupScales &scales, int zero, const Word4 &x0, const Word4 &x1,
+                                              int sum0, int sum1) {
+    int dot0 = 0, dot1 = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++) dot0 = __dp4a(int(words[k]), int(word_of(x0, k)), dot0);
+#pragma unroll
+    for (int k = 0; k < 4; k++) dot1 = __dp4a(int(words[4 + k]), int(word_of(x1, k)), dot1);
+    float value;
+    if (T::HALVES) {
+        value = __fmaf_rn(scales.s0, float(dot0 - zero * sum0),
+                          __fmul_rn(scales.s1, float(dot1 - zero * sum1)));
+        if (T::HAS_MIN) {
+            value = __fmaf_rn(scales.b0, float(sum0), __fmaf_rn(scales.b1, float(sum1), value));
+        }
+    } else {
+        value = __fmul_rn(scales.s0, float(dot0 + dot1 - zero * (sum0 + sum1)));
+        if (T::HAS_MIN) value = __fmaf_rn(scales.b0, float(sum0 + sum1), value);
+    }
+    return value;
+}
+
+// Adds the parts of K, multiplies by the norm's factor, and stores the block's columns.
+template <bool EXPERTS>
+__device__ __forceinline__ void store_one(const LinearArguments &a, const float *sums, const float *squares, uint first, uint n_mine,
+                                              float residual) {
+    float inverse = 1.0f;
+    if (a.has_norm) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < ONE_WARPS; w++) sum += squares[w];
+        inverse = rsqrtf(__fadd_rn(__fdiv_rn(sum, float(a.n_in)), a.eps));
+    }
+    const auto sum_of = [&](uint column) {
+        float sum = sums[column];
+        for (uint p = 1; p < a.k_parts; p++) sum += sums[p * n_mine + column];
+        return sum * inverse;
+    };
+    if (a.tail == TAIL_GATE) {
+        for (uint pair = threadIdx.x; pair < n_mine / 2; pair += ONE_THREADS) {
+            const uint row = first / 2 + pair;
+            a.out[row] = gated(a, row, sum_of(2 * pair), sum_of(2 * pair + 1));
+        }
+        return;
+    }
+    for (uint i = threadIdx.x; i < n_mine; i += ONE_THREADS) {
+        const Column c = EXPERTS ? Column{0, first + i} : column_of(a, first + i);
+        const MatrixArguments &m = matrix(a, c.matrix);
+        float value = sum_of(i);
+        if (m.bias != nullptr) value += m.bias[c.row];
+        if (a.tail == TAIL_ADD) a.out[c.row] = value + (i == threadIdx.x ? residual : a.residual[c.row]);
+        else m.out[c.row] = value;
+    }
+}
+
 template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline__ void gemv_one(const LinearArguments &a) {
     extern __shared__ Word4 memory[];
     __shared__ float squares[ONE_WARPS];
@@ -76,10 +189,8 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     announce();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const uint n_groups = (a.n_in + 31) / 32, n_staged = a.k_parts * 32 * L;
-    Word4 *low = memory, *high = low + n_staged; // columns 0 to 15 of each group, 16 to 31
-    // d as f32 bits; the sums of the integers of both halves
-    Word2 *scale = (Word2 *)(high + n_staged);
-    float *sums = (float *)(scale + n_staged);   // (k_parts, columns of the block)
+    const StagedX x = {memory, memory + n_staged, (Word2 *)(memory + 2 * n_staged), n_staged};
+    float *sums = (float *)(x.scales + n_staged); // (k_parts, columns of the block)
     // The columns of this block: whole sets, and whole pairs.
     constexpr uint SET = NR < 2 ? 2 : NR;
     const uint n_columns = (EXPERTS && !a.x_per_pair ? a.k : 1) *
@@ -134,53 +245,12 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     for (int l = 0; l < L; l++)
 #pragma unroll
         for (int s = 0; s < NR; s++) fetch(set, l, s);
-    // x: four lanes a group, 8 columns each.
-    const uint quarter = threadIdx.x & 3;
     const bool weighted = a.has_norm && a.norm != nullptr;
     float norm[8];
     if (weighted) eight_of(a.norm, threadIdx.x * 8, a.n_in, norm);
     if constexpr (!EXPERTS) await();
     const float residual = a.tail == TAIL_ADD && threadIdx.x < n_mine ? a.residual[first + threadIdx.x] : 0.0f;
-    float square = 0.0f;
-    for (uint at = threadIdx.x; at < 4 * n_staged; at += ONE_THREADS) {
-        float v[8];
-        eight_of(a.x, at * 8, a.n_in, v);
-        if (a.has_norm) {
-#pragma unroll
-            for (int i = 0; i < 8; i++) square = __fmaf_rn(v[i], v[i], square);
-        }
-        if (weighted) {
-            if (at >= ONE_THREADS) eight_of(a.norm, at * 8, a.n_in, norm);
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] *= norm[i];
-        }
-        float most = 0.0f;
-        bool finite = true;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            most = fmaxf(most, fabsf(v[i]));
-            finite = finite && fabsf(v[i]) < INFINITY_F;
-        }
-        if (!finite) most = INFINITY_F;
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-        const float to = most > 0.0f ? __fdividef(127.0f, most) : 0.0f;
-        uint words[2] = {0, 0};
-#pragma unroll
-        for (int i = 0; i < 8; i++) words[i / 4] |= uint(__float2int_rn(v[i] * to) & 255) << (8 * (i & 3));
-        int sum = __dp4a(int(words[0]), 0x01010101, __dp4a(int(words[1]), 0x01010101, 0));
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        const int other = __shfl_xor_sync(0xffffffffu, sum, 2);
-        const uint g = at >> 2;
-        Word2 *half = (Word2 *)(quarter < 2 ? low + g : high + g);
-        half[quarter & 1] = {words[0], words[1]};
-        // A NaN or infinite column makes the whole group's product NaN.
-        float d = most < INFINITY_F ? most * (1.0f / 127.0f) : NAN_F;
-        if constexpr (EXPERTS) {
-            if (a.x_per_pair) d *= shares[min(g / (n_groups / a.k), a.k - 1)];
-        }
-        if (quarter == 0) scale[g] = {__float_as_uint(d), (uint(sum) & 0xffff) | (uint(other) << 16)};
-    }
+    float square = quantise_x<EXPERTS>(a, norm, weighted, shares, x);
     if (a.has_norm) {
         square = warp_sum(square);
         if (lane == 0) squares[warp] = square;
@@ -195,8 +265,8 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
 #pragma unroll
         for (int l = 0; l < L; l++) {
             const uint g = group + 32 * l;
-            const Word4 x0 = low[g], x1 = high[g];
-            const Word2 of_x = scale[g];
+            const Word4 x0 = x.low[g], x1 = x.high[g];
+            const Word2 of_x = x.scales[g];
             const int sum0 = int(of_x.y << 16) >> 16, sum1 = int(of_x.y) >> 16;
 #pragma unroll
             for (int s = 0; s < NR; s++) {
@@ -208,22 +278,7 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
                 const GroupScales scales = T::scales(raw[l][s], row, group_at(l));
                 const int zero = T::zero(row);
                 fetch(next, l, s);
-                int dot0 = 0, dot1 = 0;
-#pragma unroll
-                for (int k = 0; k < 4; k++) dot0 = __dp4a(int(words[k]), int(word_of(x0, k)), dot0);
-#pragma unroll
-                for (int k = 0; k < 4; k++) dot1 = __dp4a(int(words[4 + k]), int(word_of(x1, k)), dot1);
-                float value;
-                if (T::HALVES) {
-                    value = __fmaf_rn(scales.s0, float(dot0 - zero * sum0),
-                                      __fmul_rn(scales.s1, float(dot1 - zero * sum1)));
-                    if (T::HAS_MIN) {
-                        value = __fmaf_rn(scales.b0, float(sum0), __fmaf_rn(scales.b1, float(sum1), value));
-                    }
-                } else {
-                    value = __fmul_rn(scales.s0, float(dot0 + dot1 - zero * (sum0 + sum1)));
-                    if (T::HAS_MIN) value = __fmaf_rn(scales.b0, float(sum0 + sum1), value);
-                }
+                const float value = dot_of_group<T>(words, scales, zero, x0, x1, sum0, sum1);
                 of_set[s] = __fmaf_rn(__uint_as_float(of_x.x), value, of_set[s]);
             }
         }
@@ -235,31 +290,5 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
         set = next;
     }
     __syncthreads();
-    float inverse = 1.0f;
-    if (a.has_norm) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < ONE_WARPS; w++) sum += squares[w];
-        inverse = rsqrtf(__fadd_rn(__fdiv_rn(sum, float(a.n_in)), a.eps));
-    }
-    const auto sum_of = [&](uint column) {
-        float sum = sums[column];
-        for (uint p = 1; p < a.k_parts; p++) sum += sums[p * n_mine + column];
-        return sum * inverse;
-    };
-    if (a.tail == TAIL_GATE) {
-        for (uint pair = threadIdx.x; pair < n_mine / 2; pair += ONE_THREADS) {
-            const uint row = first / 2 + pair;
-            a.out[row] = gated(a, row, sum_of(2 * pair), sum_of(2 * pair + 1));
-        }
-        return;
-    }
-    for (uint i = threadIdx.x; i < n_mine; i += ONE_THREADS) {
-        const Column c = EXPERTS ? Column{0, first + i} : column_of(a, first + i);
-        const MatrixArguments &m = matrix(a, c.matrix);
-        float value = sum_of(i);
-        if (m.bias != nullptr) value += m.bias[c.row];
-        if (a.tail == TAIL_ADD) a.out[c.row] = value + (i == threadIdx.x ? residual : a.residual[c.row]);
-        else m.out[c.row] = value;
-    }
+    store_one<EXPERTS>(a, sums, squares, first, n_mine, residual);
 }
