@@ -1,12 +1,12 @@
 // out = softmax(softcap(scale * q k^T)) v of one row over its positions, for G query heads that
 // share a KV head.
 //
-// A block of 4 warps takes a row, G heads and a part of the positions. A warp takes 32 positions at
-// a time: each lane makes the scores of one position with all G heads, then all lanes together add
-// the values of the 32, weighed. The softmax is online, in f32. Warps are merged through shared
-// memory. Where positions are split over blocks, each leaves its sums, and merge.cuh joins them.
-// How they are split depends only on the row's own position, so a row's result does not depend on
-// its company.
+// A block of 4 warps has a row, G heads and a part of the positions. A warp has 32 positions at a
+// time. Each lane computes the scores of one position with all G heads, then all lanes together add
+// the weighted values of the 32 positions. The softmax is online, in f32. Warps are merged through
+// shared memory. If positions are split over blocks, each block stores its sums, and merge.cu
+// merges them. The split depends only on the row's own position, so a row's result does not depend
+// on other rows.
 //
 // Bytes moved: keys and values of the row's positions once for G heads. Grid: (KV heads *
 // ceil(group / G), splits, rows).
@@ -17,7 +17,7 @@
 
 #define ATTENTION_WARPS 4
 
-// Where a row's keys and values are: in pages of a cache.
+// Keys and values in pages of the cache.
 template <class Kv_> struct Paged {
     typedef Kv_ Kv;
     static constexpr bool HALVES = Kv::HALVES, BYTES = Kv::BYTES, ONE_SCALE = Kv::ONE_SCALE;
@@ -43,7 +43,7 @@ template <class Kv_> struct Paged {
         return vector_of<Kv>(a.pages, table, position, head, false);
     }
     __device__ __forceinline__ uint bytes() const { return Kv::bytes(a.pages.head_dim); }
-    // From a key to its value.
+    // Distance in bytes from a key to its value.
     __device__ __forceinline__ ulong to_value() const {
         return a.pages.values_are_keys ? 0 : ulong(a.pages.n_kv_heads) * a.pages.page_len * Kv::bytes(a.pages.head_dim);
     }
@@ -51,8 +51,8 @@ template <class Kv_> struct Paged {
     __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) const { Kv::four(v, a.pages.head_dim, i, x); }
 };
 
-// Or rows of this step: those of the row's own span, or of them those within a window to both
-// sides.
+// Keys and values that are rows of this step. A row sees its own span, or only rows of it within a
+// window to both sides.
 struct OfStep {
     static constexpr bool HALVES = false, BYTES = false, ONE_SCALE = false;
     const AttentionArguments &a;
@@ -75,8 +75,8 @@ struct OfStep {
     __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) const { KvF32::four(v, 0, i, x); }
 };
 
-// Of pages whose columns are bytes: four columns without their scale, and the scale of a block of
-// 32 columns.
+// Functions for pages whose columns are bytes: four columns without their scale, and the scale of a
+// block of 32 columns.
 template <class Source> __device__ __forceinline__ void numbers_of(uint word, float (&x)[4]) {
     if constexpr (Source::BYTES) Source::Kv::numbers(word, x);
 }
@@ -85,7 +85,8 @@ template <class Source> __device__ __forceinline__ float scale_of(const uchar *v
     return 1.0f;
 }
 
-// N words, 4 N bytes after a multiple of 16.
+// Loads N words from an address that is a multiple of 16, of 8 if N is no multiple of 4, or of 4 if
+// N is 1.
 template <int N> __device__ __forceinline__ void load_words(uint (&to)[N], const uchar *from) {
     if constexpr (N == 1) {
         to[0] = *(const uint *)from;

@@ -4,22 +4,23 @@
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
 // Host contract
-//   parameter  AttentionArguments (arguments.h), as prefill.cuh
-//   threads    256
+//   parameter AttentionArguments (arguments.h), as in prefill.cuh
+//   threads 256
 //   grid (n_kv_heads, ceil(n_rows * group / 128) + number of spans - 1), group = n_heads /
-//   n_kv_heads: blocks without a tile end at once dynamic shared memory FlashWarpgroups<D>::SHARED
-//   layout     as prefill.cuh
+//     n_kv_heads: blocks without a tile return at once
+//   dynamic shared memory FlashWarpgroups<D>::SHARED bytes
+//   layout as in prefill.cuh
 //
-// A block has 128 queries of one KV head and span, those of all its query heads: so few rows see
-// nearly the same positions. A warpgroup has 64 of the queries, a warp 16. Keys and values come
-// TILE positions at a time by cp.async, two tiles ahead (one where D is 256), keys a tile before
-// values. An iteration of the loop starts the products of the next tile's keys and of this tile's
-// values together, and computes the next tile's weights as soon as the first are there. Queries are
-// read from shared memory, not kept in registers: NVRTC 12.9 overwrote such registers within the
-// loop. Tiles with the most positions start first.
+// A block has 128 queries of one KV head and span. All query heads of a row are neighbours, so the
+// block has few rows, which see nearly the same positions. A warpgroup has 64 of the queries, a
+// warp 16. Keys and values are loaded TILE positions at a time by cp.async, two tiles ahead (one if
+// D is 256), keys a tile before values. An iteration of the loop starts the products of the next
+// tile's keys and of this tile's values together. It computes the next tile's weights as soon as
+// the products of the keys are done. Queries are read from shared memory, not kept in registers:
+// NVRTC 12.9 overwrote such registers within the loop. Tiles with the most positions start first.
 //
 // Order of accumulation: positions ascending, TILE at a time.
-// Bytes: K and V of what a tile sees once for each 128 queries, from L2.
+// Bytes: the K and V that a tile sees, once for each 128 queries, from L2.
 // Measured: NOTES.md.
 #pragma once
 #include "attention_flash/tiles.cuh"
@@ -29,11 +30,11 @@ template <int D> struct FlashWarpgroups {
     static constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS, QUERIES = 64 * WARPGROUPS;
     static constexpr int TILE = 64, STAGES = D > 128 ? 2 : 3;
     static constexpr int KV = TILE * D * 2; // bytes
-    static constexpr int Q = 64 * D * 2;    // of a warpgroup
+    static constexpr int Q = 64 * D * 2;    // bytes of a warpgroup
     static constexpr int SHARED = 2 * STAGES * KV + WARPGROUPS * Q;
-    static constexpr int BLOCKS = D == 64 ? 2 : 1; // that share a multiprocessor
-    // Where of N rows a row has 8 columns, the c-th. 64 columns of all rows lie together, 128 bytes
-    // a row, whose eight pieces of 16 bytes are swizzled.
+    static constexpr int BLOCKS = D == 64 ? 2 : 1; // blocks that share a multiprocessor
+    // Offset of the c-th 8 columns of a row in a tile of N rows. 64 columns of all rows are
+    // neighbours, 128 bytes a row. The eight pieces of 16 bytes of such a row are swizzled.
     template <int N> static INLINE u32 at(u32 row, u32 c) { return c / 8 * (N * 128) + row * 128 + ((c ^ row) & 7) * 16; }
 };
 
@@ -76,7 +77,7 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
     const FlashTile tile = flash_tile(a, gridDim.y - 1 - blockIdx.y, Shape::QUERIES, group);
     if (tile.n_queries == 0) return;
 
-    // What any of the tile's queries sees.
+    // Positions that any of the tile's queries sees.
     const FlashRange range = {flash_seen(a, tile, tile.first / group).first, flash_seen(a, tile, (tile.first + tile.n_queries - 1) / group).end};
     const u32 tile_0 = range.first / TILE, n_tiles = (range.end + TILE - 1) / TILE - tile_0;
     const FlashVectors<D, KIND> vectors(a, tile, kv_head);
@@ -85,8 +86,8 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
         u8 *to = flash_shared + (index % STAGES * 2 + values) * KV;
         vectors.template load<TILE, Shape::THREADS>((tile_0 + index) * TILE, range, pages, values, to, Shape::template at<TILE>);
     };
-    // Keys come one tile before values: the group of copies before the `index`-th has the values of
-    // the tile before `index` and its keys.
+    // Keys are loaded one tile before values. The copy group before tile `index` has the values of
+    // the tile before it and its own keys.
     u32 pages = pages_of(0), later_pages = pages_of(1);
     load(0, pages, false);
     copy_commit();
@@ -101,18 +102,18 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
     warpgroups_load_queries<D>(a, tile, kv_head, group, queries);
     const u32 q_at = shared_address(queries) + warp / 4 * Shape::Q;
 
-    // Of the warp's 16 queries the first and the last, and the lane's two.
+    // The warp's first and last query, then the lane's two queries.
     const u32 warp_first = min(tile.first + warp * 16, tile.first + tile.n_queries - 1), warp_last = min(warp_first + 15, tile.first + tile.n_queries - 1);
     const FlashRange all_see = {flash_seen(a, tile, warp_last / group).first, flash_seen(a, tile, warp_first / group).end};
     const u32 mine = warp * 16 + (lane >> 2);
     const FlashRange seen[2] = {flash_seen(a, tile, (tile.first + mine) / group), flash_seen(a, tile, (tile.first + mine + 8) / group)};
 
-    float out[D / 2], score[TILE / 2], factor[2]; // of each 8 columns or positions two of both rows
+    float out[D / 2], score[TILE / 2], factor[2]; // 2 of every 8 columns or positions, of both rows
     u32 weight[TILE / 16][4];
     FlashSoftmax softmax;
 #pragma unroll
     for (int i = 0; i < D / 2; i++) out[i] = 0;
-    const auto arrived = [&] { // a group of copies, for all; what the iteration before used is free
+    const auto arrived = [&] { // a copy group, for all threads; the previous iteration's buffers are free
         copy_wait<STAGES - 2>();
         wgmma_written();
         __syncthreads();
@@ -172,7 +173,7 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
     }
 }
 
-// The kernel NAME_D. The host knows the bytes of shared memory that each needs
+// Defines the kernel NAME_D. SHARED_BYTES is its shared memory, as the host has it
 // (compile/attention.rs).
 #define FLASH_WARPGROUPS(NAME, PAGES, D, SHARED_BYTES)                                                                                                               \
     static_assert(FlashWarpgroups<D>::SHARED == SHARED_BYTES, "shared memory");                                                                                      \

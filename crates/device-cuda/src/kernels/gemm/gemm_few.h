@@ -1,16 +1,17 @@
 // gemm_few_<codec>_<WIDTH>_<SLABS>: the products of gemm_wgmma.h for 2 to 16 rows, with mma.sync
-// (sm_80 and later), from the same packed weights and inputs. What takes time is the way of the
-// weights: many are on it at once, and the first before the kernel before this one has ended.
+// (sm_80 and later), from the same packed weights and inputs. Loading the weights takes most of the
+// time. So many loads are in flight, and the first ones start before the previous kernel has ended.
 //
 // Host contract
-//   parameter  GemmArguments; n_splits 1
-//   threads 256; grid: tiles of tokens * ceil(n_out / (16 * SLABS)), or fewer (blocks take several
-//   in turn) dynamic shared memory the constant gemm_few_shared_<codec>_<WIDTH>_<SLABS>
+//   parameter GemmArguments; n_splits 1
+//   threads 256; grid: tiles of tokens * ceil(n_out / (16 * SLABS)), or fewer; a block then
+//     computes several units
+//   dynamic shared memory: the constant gemm_few_shared_<codec>_<WIDTH>_<SLABS>
 //
-// A block has SLABS slabs of 16 weight rows and WIDTH tokens. Of its k tiles of 64 columns, warp w
-// takes every eighth from w on, by cp.async through a ring of its own. No warp waits for another
-// before the sums are added. Order of accumulation: each warp its k tiles ascending, then the
-// warps' sums ascending.
+// A unit is SLABS slabs of 16 weight rows by WIDTH tokens. Its k tiles have 64 columns. Warp w
+// loads every eighth k tile, from w on, by cp.async through its own ring. No warp waits for another
+// before the sums are added. Order of accumulation: k tiles of a warp ascending, then the warps'
+// sums ascending.
 #pragma once
 #include "gemm/codec.h"
 #include "gemm/epilogue.h"
@@ -18,17 +19,18 @@
 template <class C, int WIDTH, int SLABS> struct GemmFew {
     static constexpr int ROWS = 16 * SLABS;
     static constexpr int WEIGHTS = SLABS * (Packed<C>::TILE / 4);
-    static constexpr int SLOT = WEIGHTS + WIDTH * 128; // of a warp: a k tile
-    static constexpr int STRIDE = ROWS + 4;            // floats of a token, against bank conflicts
+    static constexpr int SLOT = WEIGHTS + WIDTH * 128; // bytes of a k tile of a warp
+    static constexpr int STRIDE = ROWS + 4;            // floats of a token, 4 of them against bank conflicts
     static constexpr int SUMS = WIDTH * STRIDE;        // floats of a warp
     static constexpr int FITTING = (98304 - 32 * SUMS) / (8 * SLOT);
     static constexpr int DEPTH = FITTING < 8 ? FITTING : 8;
     static constexpr int SHARED = 8 * (DEPTH * SLOT + 4 * SUMS);
 };
 
-// The rows and tokens that a block multiplies at a time.
+// The weight rows and tokens that a block multiplies at a time. `weights` and `x` are addresses of
+// the warp's first k tile; `row` is the first weight row, `first_row` the first token.
 struct FewUnit {
-    const u8 *weights, *x; // of the warp's first k tile
+    const u8 *weights, *x;
     u32 first_row, end_row, row, x_bytes;
 };
 
@@ -93,7 +95,8 @@ template <class Few, int WIDTH> INLINE void few_store_gate(const GemmArguments &
     }
 }
 
-// Stores the sums, with bias and residual. A thread has elements that neighbour in a token's row.
+// Stores the sums, with bias and residual. Neighbouring threads have neighbouring elements of a
+// token's row.
 template <class Few, int WIDTH> INLINE void few_store(const GemmArguments &a, const FewUnit &unit, const float *sums) {
     constexpr int ROWS = Few::ROWS;
     u32 before;
@@ -126,10 +129,10 @@ template <class C, int WIDTH, int SLABS> INLINE void gemm_few(const GemmArgument
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const u32 ring = shared_address(few_shared) + warp * DEPTH * Few::SLOT;
     float *sums = (float *)(few_shared + 8 * DEPTH * Few::SLOT);
-    if (a.tiles) dependency_wait(); // the kernel before this one writes them
+    if (a.tiles) dependency_wait(); // the previous kernel writes them
     const u32 n_token_tiles = a.tiles ? *a.n_tiles : (a.n_rows + WIDTH - 1) / WIDTH;
     const u32 n_units = n_token_tiles * ((a.n_out + ROWS - 1) / ROWS);
-    const u32 n_steps = (u32)warp < a.k_tiles ? (a.k_tiles - warp + 7) / 8 : 0; // of a unit
+    const u32 n_steps = (u32)warp < a.k_tiles ? (a.k_tiles - warp + 7) / 8 : 0; // k tiles of a warp in a unit
     auto unit_of = [&](u32 index) { return few_unit<C, WIDTH, ROWS>(a, index, n_token_tiles, warp); };
     auto load_weights = [&](const FewUnit &u, u32 step, u32 slot) {
         Packed<C>::template copy<SLABS>(ring + slot * Few::SLOT, u.weights + (u64)step * 8 * Packed<C>::TILE, u.row / 16 & 3, lane);
@@ -147,8 +150,8 @@ template <class C, int WIDTH, int SLABS> INLINE void gemm_few(const GemmArgument
         dependency_launch();
         return;
     }
-    // What is loaded next: a step of a unit. Weights of the first DEPTH steps, then their tokens;
-    // later both at once.
+    // The next load: a step of a unit. At first come the weights of DEPTH steps, then their tokens;
+    // later both together.
     u32 index = blockIdx.x, ahead_index = index, ahead_step = 0, ahead_slot = 0;
     FewUnit unit = unit_of(index), ahead = unit;
     auto next = [&] {
@@ -185,7 +188,7 @@ template <class C, int WIDTH, int SLABS> INLINE void gemm_few(const GemmArgument
             few_multiply<C, WIDTH, SLABS>(sum, at, lane);
             __syncwarp();
             if (++slot == DEPTH) slot = 0;
-            // The place that was read is filled again.
+            // The slot that was just read is loaded again.
             if (ahead_index < n_units) load_weights(ahead, ahead_step, ahead_slot), load_x(ahead, ahead_step, ahead_slot);
             copy_commit();
             next();

@@ -1,10 +1,10 @@
-// y = x W^T for many rows on tensor cores: W is decoded to halves in shared memory, x comes as
-// halves that rows_f16 made, each row divided by a power of two; products of halves, sums in f32.
+// y = x W^T for many rows on tensor cores. W is decoded to halves in shared memory. rows_f16 has
+// made x halves, with each row divided by a power of two. Products are of halves, sums are f32.
 //
-// A block of 4 warps makes 64 columns of y (rows of W) of 64 rows: 32 columns of x at a time, warp
-// tiles of 32 x 32 by mma.m16n8k16 (m16n8k8 before sm_80), the next part of W and x being loaded to
-// registers meanwhile. W is the left operand: D (64 rows of W, 64 rows of x). Gate: W's rows are 32
-// of the gate and 32 of up.
+// A block of 4 warps computes 64 columns of y (rows of W) for 64 rows, 32 columns of x at a time. A
+// warp has a tile of 32 x 32, by mma.m16n8k16 (m16n8k8 before sm_80). The next part of W and x is
+// loaded to registers meanwhile. W is the left operand: D (64 rows of W, 64 rows of x). With
+// TAIL_GATE the rows of W are 32 of the gate and 32 of up.
 //
 // Bytes moved: W once for 64 rows, x once for 64 columns. Grid: (columns / 64, rows / 64).
 #pragma once
@@ -12,8 +12,8 @@
 
 #define GEMM_THREADS 128
 #define GEMM_TILE 64
-// Halves from one row of a tile to the next in shared memory: 8 more than 32, for rows of ldmatrix
-// in different banks.
+// Halves from one row of a tile to the next in shared memory: 8 more than 32, so that ldmatrix
+// reads its rows from different banks.
 #define PITCH 40
 
 __device__ __forceinline__ uint shared_address(const void *p) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint (&a)[4], uint
 #endif
 }
 
-// Half a group of a row of W, from memory to 16 halves.
+// Decodes half a group of a row of W from memory to 16 halves.
 template <class T> struct FromBlocks {
     typename T::Raw raw;
     Row row;
@@ -55,7 +55,7 @@ template <class T> struct FromBlocks {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             float w[4];
-            // `half` is not known to the compiler: both are made, and one is taken.
+            // The compiler does not know `half`, so the code selects one of both words.
             const uint q = half == 0 ? raw.codes.word(k) : raw.codes.word(k + 4);
             const float s = half == 0 || !T::HALVES ? scales.s0 : scales.s1;
             const float b = half == 0 || !T::HALVES ? scales.b0 : scales.b1;
@@ -178,7 +178,7 @@ template <class Source> __device__ __forceinline__ void gemm(const LinearArgumen
     const uint thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const uint n_groups = (a.n_in + 31) / 32;
     const uint x_first = blockIdx.y * GEMM_TILE;
-    // Which rows of which matrix: tiles do not cross from one to the next.
+    // Finds the matrix of the tile; tiles do not cross from one matrix to the next.
     uint tile = blockIdx.x, index = 0;
     const bool gate = a.tail == TAIL_GATE;
     if (!gate) {
@@ -187,7 +187,7 @@ template <class Source> __device__ __forceinline__ void gemm(const LinearArgumen
             index++;
         }
     }
-    // Two threads a row of W, and of x.
+    // Two threads load a row of W, and a row of x.
     const uint row = thread / 2, half = thread & 1;
     const uint of_matrix = gate ? row / 32 : index;
     const uint w_row = gate ? tile * 32 + row % 32 : tile * GEMM_TILE + row;

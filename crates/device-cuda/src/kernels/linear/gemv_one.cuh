@@ -1,28 +1,30 @@
 // y = x W^T for one row, as in decode; W is of an integer type. The norm of x before it, and bias,
 // residual or gate after it, are part of the kernel. With EXPERTS the matrices are those of the
 // row's k experts:
-//   x_per_pair 0: the columns of all pairs of the row and an expert, one pair after the other; all
-//   read the same x x_per_pair 1: K is that of all pairs, one after the other, and y their sum:
-//   each pair's x is multiplied by pair_weights
+//   x_per_pair 0: the columns are those of all k experts, one expert after the other; all read the
+//   same x
+//   x_per_pair 1: K is that of all k experts, one after the other, and y is the sum over experts:
+//   each expert's x is multiplied by its pair_weights
 //
-// One row is decided by latency, not by bytes: so all that does not depend on the kernel before is
-// on its way before `await`. A block a multiprocessor has neighbouring columns. A team of k_parts
-// warps makes NR columns at a time, a set; each warp of it L * 32 groups of 32 of K, one a lane and
-// step. The weights of a team's first set, L * NR loads of 16 bytes and more a lane, are in
-// registers when x comes, and each place is filled again, from the next set, as soon as it is read.
+// Latency, not bandwidth, decides the time of one row. So everything that does not depend on the
+// previous kernel is loaded before `await`. Each multiprocessor has one block, with neighbouring
+// columns. A team of k_parts warps computes a set of NR columns at a time. Each of its warps has L
+// * 32 groups of 32 columns of K, one a lane and step. When x arrives, registers hold the weights
+// of a team's first set, L * NR loads of at least 16 bytes a lane. Each register is loaded again,
+// for the next set, as soon as it has been read.
 //
-// x is rounded to 8 bits in groups of 32 columns, by the block itself: q = round(x w / d), d the
-// largest magnitude / 127, w the norm's weight. The norm's 1 / sqrt(mean(x^2) + eps) multiplies the
-// sums at the end, so nobody waits for it. Order of accumulation: a lane's groups ascending, lanes
-// by a butterfly, parts of K ascending: it depends on n_in and the launch, never on values.
+// The block rounds x to 8 bits in groups of 32 columns: q = round(x w / d), d the largest magnitude
+// / 127, w the norm's weight. The norm's 1 / sqrt(mean(x^2) + eps) multiplies the sums at the end,
+// so no product waits for it. Order of accumulation: a lane's groups ascending, lanes by a
+// butterfly, parts of K ascending. It depends on n_in and the launch, never on values.
 //
 // Host contract
-//   parameter LinearArguments with k_parts; n_rows 1; L * 32 * k_parts groups are all of K, k_parts
-//   at most 16. With EXPERTS k is at
-//              most 64, there is no bias, and with x_per_pair a pair's part of K is whole groups; without, k is 0
-//   threads    512; grid: any number of blocks, one a multiprocessor
-//   dynamic shared memory 40 bytes for each of these groups, 4 * k_parts for each column of the
-//   block with the most
+//   parameter LinearArguments with k_parts; n_rows 1; L * 32 * k_parts groups cover K, k_parts at
+//     most 16. With EXPERTS k is at most 64, there is no bias, and with x_per_pair each expert's
+//     part of K is whole groups. Without EXPERTS k is 0
+//   threads 512; grid: any number of blocks, one a multiprocessor
+//   dynamic shared memory 40 bytes for each group, and 4 * k_parts for each column of the block
+//     with the most columns
 // Bytes moved: W once; x once a block, from L2.
 // Measured, 25 November 2026, H100: 2.2 us for 2.4 MB, 8.7 for 18.9 MB of Q4_0, 95 for 279 MB of
 // Q8_0; NOTES.md.
@@ -33,8 +35,7 @@
 #define ONE_WARPS 16
 #define ONE_THREADS 512
 
-// Which row of which matrix a column is. With TAIL_GATE columns are rows of the gate and of up in
-// turn.
+// The matrix and the row of a column. With TAIL_GATE, rows of the gate and of up alternate.
 struct Column {
     uint matrix;
     uint row;
@@ -53,7 +54,7 @@ __device__ __forceinline__ Row row_of_column(const LinearArguments &a, uint colu
     return row_of(matrix(a, c.matrix), c.row);
 }
 
-// 8 columns of a vector from column c on; 0 past its end.
+// 8 columns of a vector from column c on; columns past its end are 0.
 __device__ __forceinline__ void eight_of(const float *x, uint c, uint n, float (&v)[8]) {
     if ((n & 7) == 0 && c < n) {
         const Vec4 low = *(const Vec4 *)(x + c), high = *(const Vec4 *)(x + c + 4);
@@ -72,7 +73,7 @@ __device__ __forceinline__ void eight_of(const float *x, uint c, uint n, float (
 struct StagedX {
     Word4 *low, *high; // columns 0 to 15 of each group, and 16 to 31
     Word2 *scales;     // x: d as f32 bits; y: the sums of the bytes of both halves, as two i16
-    uint n_groups;     // with those past the end of x, which are 0
+    uint n_groups;     // includes groups past the end of x, which are 0
 };
 
 // Quantises x to shared memory. Four lanes have a group, 8 columns each. Returns the sum of the
@@ -191,7 +192,7 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     const uint n_groups = (a.n_in + 31) / 32, n_staged = a.k_parts * 32 * L;
     const StagedX x = {memory, memory + n_staged, (Word2 *)(memory + 2 * n_staged), n_staged};
     float *sums = (float *)(x.scales + n_staged); // (k_parts, columns of the block)
-    // The columns of this block: whole sets, and whole pairs.
+    // The columns of this block: whole sets, and whole pairs of gate and up.
     constexpr uint SET = NR < 2 ? 2 : NR;
     const uint n_columns = (EXPERTS && !a.x_per_pair ? a.k : 1) *
         (a.m0.n_out + (a.n_matrices > 1 ? a.m1.n_out : 0) + (a.n_matrices > 2 ? a.m2.n_out : 0));
@@ -200,13 +201,13 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     const uint n_mine = min(n_columns, SET * uint(ulong(n_all) * (blockIdx.x + 1) / gridDim.x)) - first;
     const uint n_sets = (n_mine + NR - 1) / NR;
     const uint n_teams = ONE_WARPS / a.k_parts, part = warp % a.k_parts, group = part * 32 * L + lane;
-    // Warps that are in no team do nothing but x.
+    // Warps without a team only prepare x.
     uint set = warp < n_teams * a.k_parts ? warp / a.k_parts : n_sets;
     typename T::Raw raw[L][NR];
-    uint pair_group[L]; // EXPERTS, x_per_pair: the pair of a lane's group, and the group within it
-    uint pair_of[L];
+    uint pair_group[L]; // EXPERTS, x_per_pair: a lane's group within its pair
+    uint pair_of[L];    // the pair (place in the row's list of experts) of a lane's group
     if constexpr (EXPERTS) {
-        // Which experts is what the kernel before says; weights are there.
+        // The previous kernel chooses the experts, but weights are constant.
         await();
         if (threadIdx.x < a.k) {
             experts[threadIdx.x] = a.ids[threadIdx.x];
@@ -230,7 +231,7 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
             return row_of_column(a, column);
         }
     };
-    // Of the row, where it is that of a pair.
+    // The group within its row: with x_per_pair each pair has rows of its own.
     const auto group_at = [&](int l) {
         if constexpr (EXPERTS) return a.x_per_pair ? pair_group[l] : group + 32 * l;
         else return group + 32 * l;
