@@ -36,7 +36,8 @@ struct ElementArguments {
     uint cols; // columns of the output
     uint x_cols; // columns of x
     uint first; // columns: first copied column of a group
-    uint group; // columns of a group of x (columns), of an expert (expert_bias), of a head of out (join_heads)
+    // columns of a group of x (columns); of an expert (expert_bias); of a head of out (join_heads)
+    uint group;
     // copied columns of a group (columns), experts of a row (expert_bias), columns of a head of a
     // (join_heads)
     uint taken;

@@ -139,32 +139,21 @@ __device__ __forceinline__ void multiply_bytes(const float (&queries)[G][N], con
     }
 }
 
-// Like multiply_bytes, for keys of f16 whose columns are a multiple of 8.
+// scores[g] += the product of 8 columns of f16, `first_column` and following.
 template <int G, int N>
-__device__ __forceinline__ void multiply_halves(const float (&queries)[G][N], const uchar *key, uint dim, float (&scores)[G]) {
-    for (uint first_chunk = 0; first_chunk < dim / 8; first_chunk += 8) {
-        Word4 k[8];
+__device__ __forceinline__ void multiply_chunk(const float (&queries)[G][N], const Word4 &k, uint first_column, float (&scores)[G]) {
+    const uint words[4] = {k.x, k.y, k.z, k.w};
 #pragma unroll
-        for (int u = 0; u < 8; u++) {
-            if (first_chunk + u < dim / 8) k[u] = ((const Word4 *)key)[first_chunk + u];
-        }
+    for (int h = 0; h < 2; h++) {
+        const float k0 = low_f16(words[2 * h]), k1 = high_f16(words[2 * h]);
+        const float k2 = low_f16(words[2 * h + 1]), k3 = high_f16(words[2 * h + 1]);
 #pragma unroll
-        for (int u = 0; u < 8; u++) {
-            if (first_chunk + u >= dim / 8) break;
-            const uint words[4] = {k[u].x, k[u].y, k[u].z, k[u].w};
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const float k0 = low_f16(words[2 * h]), k1 = high_f16(words[2 * h]);
-                const float k2 = low_f16(words[2 * h + 1]), k3 = high_f16(words[2 * h + 1]);
-#pragma unroll
-                for (int g = 0; g < G; g++) {
-                    const Vec4 x = *(const Vec4 *)&queries[g][8 * (first_chunk + u) + 4 * h];
-                    float sum = __fmaf_rn(x.x, k0, scores[g]);
-                    sum = __fmaf_rn(x.y, k1, sum);
-                    sum = __fmaf_rn(x.z, k2, sum);
-                    scores[g] = __fmaf_rn(x.w, k3, sum);
-                }
-            }
+        for (int g = 0; g < G; g++) {
+            const Vec4 x = *(const Vec4 *)&queries[g][first_column + 4 * h];
+            float sum = __fmaf_rn(x.x, k0, scores[g]);
+            sum = __fmaf_rn(x.y, k1, sum);
+            sum = __fmaf_rn(x.z, k2, sum);
+            scores[g] = __fmaf_rn(x.w, k3, sum);
         }
     }
 }
@@ -239,7 +228,7 @@ template <int G, int COLUMNS> struct OnlineSoftmax {
         }
     }
 
-    // Replaces q . k of a lane's position by its weight. The weight is 0 if the lane has no position.
+    // Replaces q . k of a lane's position by its weight, which is 0 if the lane has no position.
     __device__ __forceinline__ void weigh(const AttentionArguments &a, bool has_position, float (&weights)[G]) {
 #pragma unroll
         for (int g = 0; g < G; g++) {
@@ -257,7 +246,7 @@ template <int G, int COLUMNS> struct OnlineSoftmax {
         }
     }
 
-    // Adds the weighted values, stored as bytes. A lane has the columns lane * COLUMNS and following.
+    // Adds the weighted values, stored as bytes. A lane has COLUMNS columns from lane * COLUMNS on.
     template <class Source>
     __device__ __forceinline__ void add_bytes(const float (&weights)[G], const Values &values, uint lane, uint dim) {
         // A word has four columns of one block of 32; two columns, if a lane has no more.
@@ -380,9 +369,9 @@ template <int G, int COLUMNS> struct WarpSums {
         }
     }
 
-    // Merges head g of all warps. `all` is the largest score, `sum` the sum of the weights, and `out`
-    // has the weighted values of this lane's columns. `whole`: the block has all positions of the
-    // row, so the sink of query head `head` takes part.
+    // Merges head g of all warps. `all` is the largest score, `sum` the sum of the weights, and
+    // `out` has the weighted values of this lane's columns. `whole`: the block has all positions of
+    // the row, so the sink of query head `head` is added.
     __device__ __forceinline__ void merge(const AttentionArguments &a, const OnlineSoftmax<G, COLUMNS> &mine, int g, uint head, uint lane, bool whole,
                                           float &all, float &sum, float (&out)[COLUMNS]) const {
         all = totals[0][g][0];
@@ -403,6 +392,38 @@ template <int G, int COLUMNS> struct WarpSums {
         }
     }
 };
+
+// Stores a query head: its output, or the sums of a split. `wide`: a lane has neighbouring columns.
+template <int COLUMNS>
+__device__ __forceinline__ void store_head(const AttentionArguments &a, uint row, uint split, uint head, uint lane, bool wide, float all, float sum,
+                                           const float (&out)[COLUMNS]) {
+    const uint dim = a.pages.head_dim;
+    const auto column = [&](int d) { return wide ? lane * COLUMNS + d : lane + 32 * d; };
+    if (a.n_splits == 1) {
+        if (a.sinks != nullptr) sum += expf(a.sinks[head] - all);
+        float *to_row = a.out + (ulong(row) * a.n_heads + head) * dim;
+#pragma unroll
+        for (int d = 0; d < COLUMNS; d++) {
+            if (column(d) < dim) to_row[column(d)] = out[d] / sum;
+        }
+    } else {
+        const ulong part = (ulong(row) * a.n_heads + head) * a.n_splits + split;
+#pragma unroll
+        for (int d = 0; d < COLUMNS; d++) {
+            if (column(d) < dim) a.partials[part * dim + column(d)] = out[d];
+        }
+        if (lane == 0) {
+            a.totals[2 * part] = all;
+            a.totals[2 * part + 1] = sum;
+        }
+    }
+}
+
+__device__ __forceinline__ void store_empty_split(const AttentionArguments &a, uint row, uint split, uint head) {
+    float *total = a.totals + ((ulong(row) * a.n_heads + head) * a.n_splits + split) * 2;
+    total[0] = -INFINITY_F;
+    total[1] = 0.0f;
+}
 
 template <class Source, int G, int COLUMNS> __device__ __forceinline__ void attend(const AttentionArguments &a) {
     __shared__ float queries[G][32 * COLUMNS];
@@ -434,11 +455,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
     }
     await();
     if (from >= to && split > 0) {
-        if (threadIdx.x < n_mine) {
-            float *total = a.totals + ((ulong(row) * a.n_heads + first_head + threadIdx.x) * a.n_splits + split) * 2;
-            total[0] = -INFINITY_F;
-            total[1] = 0.0f;
-        }
+        if (threadIdx.x < n_mine) store_empty_split(a, row, split, first_head + threadIdx.x);
         return;
     }
     const float *q = a.q + (ulong(row) * a.n_heads + first_head) * dim;
@@ -463,9 +480,25 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
         float weights[G];
 #pragma unroll
         for (int g = 0; g < G; g++) weights[g] = 0.0f;
-        if (Source::BYTES && wide) multiply_bytes<Source>(queries, key, dim, weights);
-        else if (wide) multiply_halves(queries, key, dim, weights);
-        else multiply_columns(source, queries, key, dim, weights);
+        if (Source::BYTES && wide) {
+            multiply_bytes<Source>(queries, key, dim, weights);
+        } else if (wide) {
+            // These loops are no function of their own: it would take more registers on sm_90a.
+            for (uint first_chunk = 0; first_chunk < dim / 8; first_chunk += 8) {
+                Word4 k[8];
+#pragma unroll
+                for (int u = 0; u < 8; u++) {
+                    if (first_chunk + u < dim / 8) k[u] = ((const Word4 *)key)[first_chunk + u];
+                }
+#pragma unroll
+                for (int u = 0; u < 8; u++) {
+                    if (first_chunk + u >= dim / 8) break;
+                    multiply_chunk(queries, k[u], 8 * (first_chunk + u), weights);
+                }
+            }
+        } else {
+            multiply_columns(source, queries, key, dim, weights);
+        }
         if constexpr (Source::BYTES) {
             if (known != nullptr) add_key_bias(KeyBias(known, n_kv, kv_head), terms, first + min(lane, n - 1), weights);
         }
@@ -480,7 +513,6 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
     warps.put(softmax, warp, lane);
     __syncthreads();
     if (warp > 0) return;
-    const auto column = [&](int d) { return wide ? lane * COLUMNS + d : lane + 32 * d; };
 #pragma unroll
     for (int g = 0; g < G; g++) {
         if (g >= n_mine) break;
@@ -488,24 +520,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
         const bool whole = a.n_splits == 1;
         float all, sum, out[COLUMNS];
         warps.merge(a, softmax, g, head, lane, whole, all, sum, out);
-        if (whole) {
-            if (a.sinks != nullptr) sum += expf(a.sinks[head] - all);
-            float *to_row = a.out + (ulong(row) * a.n_heads + head) * dim;
-#pragma unroll
-            for (int d = 0; d < COLUMNS; d++) {
-                if (column(d) < dim) to_row[column(d)] = out[d] / sum;
-            }
-        } else {
-            const ulong part = (ulong(row) * a.n_heads + head) * a.n_splits + split;
-#pragma unroll
-            for (int d = 0; d < COLUMNS; d++) {
-                if (column(d) < dim) a.partials[part * dim + column(d)] = out[d];
-            }
-            if (lane == 0) {
-                a.totals[2 * part] = all;
-                a.totals[2 * part + 1] = sum;
-            }
-        }
+        store_head<COLUMNS>(a, row, split, head, lane, wide, all, sum, out);
     }
 }
 

@@ -95,6 +95,10 @@ __device__ __forceinline__ void weight_columns(const HeadsArguments &h, bool nor
     for (int i = 0; i < 8; i++) c.own[i] = c.other[i] = 1.0f;
 }
 
+__device__ __forceinline__ Word4 words_of(const float *x) {
+    return {f16x2_of_f32(x[0], x[1]), f16x2_of_f32(x[2], x[3]), f16x2_of_f32(x[4], x[5]), f16x2_of_f32(x[6], x[7])};
+}
+
 __device__ __forceinline__ void halves_of(const Word4 &w, float (&x)[8]) {
     x[0] = low_f16(w.x), x[1] = high_f16(w.x), x[2] = low_f16(w.y), x[3] = high_f16(w.y);
     x[4] = low_f16(w.z), x[5] = high_f16(w.z), x[6] = low_f16(w.w), x[7] = high_f16(w.w);
@@ -114,7 +118,7 @@ __device__ __forceinline__ void rotation_of(const HeadsArguments &h, uint positi
 
 // The online softmax of a group of LANES lanes, each with 8 columns of `out`.
 template <int LANES> struct RowSoftmax {
-    float high = -INFINITY_F, sum = 0.0f, out[8];
+    float high = -INFINITY_F, sum = 0.0f, out[8] = {};
 
     // Adds a position if `there`. All lanes of a warp call it.
     __device__ __forceinline__ void add(const AttentionArguments &a, const float (&q)[8], const float (&k)[8], const float (&v)[8], bool there) {
@@ -229,8 +233,6 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
     }
     turn<LANES>(h, raw, h.q_norm != 0, weight, h.q_eps, chunk, sine, cosine, q);
     RowSoftmax<LANES> softmax;
-#pragma unroll
-    for (int i = 0; i < 8; i++) softmax.out[i] = 0.0f;
     // All lanes of a warp run the same iterations, since they call shuffles.
     for (uint from = start; from < position; from += BATCH * STEP) {
 #pragma unroll
@@ -252,10 +254,7 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
         float k[8], v[8];
         Word4 words[2];
         const float *new_key = fresh[0][lane], *new_value = fresh[1][lane];
-        words[0] = {f16x2_of_f32(new_key[0], new_key[1]), f16x2_of_f32(new_key[2], new_key[3]),
-                    f16x2_of_f32(new_key[4], new_key[5]), f16x2_of_f32(new_key[6], new_key[7])};
-        words[1] = {f16x2_of_f32(new_value[0], new_value[1]), f16x2_of_f32(new_value[2], new_value[3]),
-                    f16x2_of_f32(new_value[4], new_value[5]), f16x2_of_f32(new_value[6], new_value[7])};
+        words[0] = words_of(new_key), words[1] = words_of(new_value);
         if (a.pages.values_are_keys) words[1] = words[0];
         if (head % group == 0 && of_warp == 0 && has) {
             uchar *vector = vector_of<KvF16>(a.pages, table, position, kv_head, false) + 16 * chunk;

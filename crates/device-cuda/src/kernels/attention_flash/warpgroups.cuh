@@ -67,6 +67,20 @@ template <int D, int N, int S> INLINE void warpgroups_multiply_values(float (&ou
     wgmma_commit();
 }
 
+// Stores the lane's two queries, `mine` and `mine + 8` of the tile.
+template <int D, int N>
+INLINE void warpgroups_store(const AttentionArguments &a, const FlashTile &tile, u32 kv_head, u32 group, u32 mine, const float (&out)[N], FlashSoftmax &softmax) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const u32 query = mine + 8 * h, row = (tile.first + query) / group, head = kv_head * group + (tile.first + query) % group;
+        const float by = softmax.end(a, h, head);
+        if (query >= tile.n_queries) continue;
+        float *o = a.out + ((u64)(tile.span_first + row) * a.n_heads + head) * D + 2 * (lane & 3);
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) *(float2 *)(o + 8 * i) = make_float2(out[4 * i + 2 * h] * by, out[4 * i + 2 * h + 1] * by);
+    }}
+
 template <int D, FlashPages KIND> INLINE void attention_warpgroups(const AttentionArguments &a) {
     typedef FlashWarpgroups<D> Shape;
     constexpr int TILE = Shape::TILE, STAGES = Shape::STAGES, KV = Shape::KV;
@@ -162,15 +176,7 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
     wgmma_wait<0>();
     wgmma_settle(out);
 
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const u32 query = mine + 8 * h, row = (tile.first + query) / group, head = kv_head * group + (tile.first + query) % group;
-        const float by = softmax.end(a, h, head);
-        if (query >= tile.n_queries) continue;
-        float *o = a.out + ((u64)(tile.span_first + row) * a.n_heads + head) * D + 2 * (lane & 3);
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) *(float2 *)(o + 8 * i) = make_float2(out[4 * i + 2 * h] * by, out[4 * i + 2 * h + 1] * by);
-    }
+    warpgroups_store<D>(a, tile, kv_head, group, mine, out, softmax);
 }
 
 // Defines the kernel NAME_D. SHARED_BYTES is its shared memory, as the host has it

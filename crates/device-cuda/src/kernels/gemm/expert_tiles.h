@@ -28,7 +28,7 @@ INLINE void write_expert_tiles(const ExpertTilesArguments &a) {
     __syncthreads();
     dependency_launch();
     dependency_wait();
-    // Of the lanes with one expert, the first counts for all.
+    // The first lane with an expert counts all lanes that have it.
     for (u32 p0 = begin; p0 < end; p0 += 32) {
         const u32 expert = p0 + lane < end ? a.ids[p0 + lane] : n;
         const u32 same = __match_any_sync(~0u, expert);

@@ -49,9 +49,19 @@ __device__ __forceinline__ Column column_of(const LinearArguments &a, uint colum
     return {2, column - a.m1.n_out};
 }
 
+__device__ __forceinline__ uint columns_of(const LinearArguments &a) {
+    return a.m0.n_out + (a.n_matrices > 1 ? a.m1.n_out : 0) + (a.n_matrices > 2 ? a.m2.n_out : 0);
+}
+
 __device__ __forceinline__ Row row_of_column(const LinearArguments &a, uint column) {
     const Column c = column_of(a, column);
     return row_of(matrix(a, c.matrix), c.row);
+}
+
+__device__ __forceinline__ Row row_of_expert(const LinearArguments &a, const uint *experts, uint column) {
+    const uint each = a.tail == TAIL_GATE ? 2 * a.m0.n_out : a.m0.n_out, pair = column / each;
+    const Column c = column_of(a, column - pair * each);
+    return row_of(matrix(a, c.matrix), ulong(experts[pair]) * a.m0.n_out + c.row);
 }
 
 // 8 columns of a vector from column c on; columns past its end are 0.
@@ -76,11 +86,12 @@ struct StagedX {
     uint n_groups;     // includes groups past the end of x, which are 0
 };
 
-// Quantises x to shared memory. Four lanes have a group, 8 columns each. Returns the sum of the
-// squares of this thread's columns, if there is a norm. `norm` has the norm's first 8 weights of
-// this thread, if `weighted`. `shares` are the weights of the row's experts.
+// Quantises x to shared memory. Four lanes have a group, 8 columns each. If there is a norm,
+// `squares` gets the sum of the squares of each warp's columns. `norm` has the norm's first 8
+// weights of this thread, if `weighted`. `shares` are the weights of the row's experts.
 template <bool EXPERTS>
-__device__ __forceinline__ float quantise_x(const LinearArguments &a, float (&norm)[8], bool weighted, const float *shares, const StagedX &x) {
+__device__ __forceinline__ void quantise_x(const LinearArguments &a, float (&norm)[8], bool weighted, const float *shares, const StagedX &x,
+                                           float *squares) {
     const uint quarter = threadIdx.x & 3, n_groups = (a.n_in + 31) / 32;
     float square = 0.0f;
     for (uint at = threadIdx.x; at < 4 * x.n_groups; at += ONE_THREADS) {
@@ -122,7 +133,10 @@ __device__ __forceinline__ float quantise_x(const LinearArguments &a, float (&no
         }
         if (quarter == 0) x.scales[g] = {__float_as_uint(d), (uint(sum) & 0xffff) | (uint(other) << 16)};
     }
-    return square;
+    if (a.has_norm) {
+        square = warp_sum(square);
+        if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = square;
+    }
 }
 
 // The product of a group: `words` are the codes of W's 32 columns, `x0` and `x1` those of x, and
@@ -194,8 +208,7 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     float *sums = (float *)(x.scales + n_staged); // (k_parts, columns of the block)
     // The columns of this block: whole sets, and whole pairs of gate and up.
     constexpr uint SET = NR < 2 ? 2 : NR;
-    const uint n_columns = (EXPERTS && !a.x_per_pair ? a.k : 1) *
-        (a.m0.n_out + (a.n_matrices > 1 ? a.m1.n_out : 0) + (a.n_matrices > 2 ? a.m2.n_out : 0));
+    const uint n_columns = (EXPERTS && !a.x_per_pair ? a.k : 1) * columns_of(a);
     const uint n_all = (n_columns + SET - 1) / SET;
     const uint first = SET * uint(ulong(n_all) * blockIdx.x / gridDim.x);
     const uint n_mine = min(n_columns, SET * uint(ulong(n_all) * (blockIdx.x + 1) / gridDim.x)) - first;
@@ -224,9 +237,7 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     const auto row_at = [&](uint column, int l) {
         if constexpr (EXPERTS) {
             if (a.x_per_pair) return row_of(a.m0, ulong(experts[pair_of[l]]) * a.m0.n_out + column);
-            const uint each = a.tail == TAIL_GATE ? 2 * a.m0.n_out : a.m0.n_out, pair = column / each;
-            const Column c = column_of(a, column - pair * each);
-            return row_of(matrix(a, c.matrix), ulong(experts[pair]) * a.m0.n_out + c.row);
+            return row_of_expert(a, experts, column);
         } else {
             return row_of_column(a, column);
         }
@@ -251,11 +262,7 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     if (weighted) eight_of(a.norm, threadIdx.x * 8, a.n_in, norm);
     if constexpr (!EXPERTS) await();
     const float residual = a.tail == TAIL_ADD && threadIdx.x < n_mine ? a.residual[first + threadIdx.x] : 0.0f;
-    float square = quantise_x<EXPERTS>(a, norm, weighted, shares, x);
-    if (a.has_norm) {
-        square = warp_sum(square);
-        if (lane == 0) squares[warp] = square;
-    }
+    quantise_x<EXPERTS>(a, norm, weighted, shares, x, squares);
     __syncthreads();
 #pragma unroll 1
     while (set < n_sets) {
