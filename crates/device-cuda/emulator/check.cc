@@ -204,7 +204,7 @@ static void check_rows() {
     InputArguments a = {};
     a.n_rows = rows, a.n_cols = n, a.x = x, a.weight = below(2) ? weight : nullptr, a.out = out.data(), a.scales = below(3) ? scales.data() : nullptr;
     a.pairs = below(3) ? nullptr : pairs.data(), a.pairs_a_row = 2, a.k_tiles = k_tiles, a.row_groups = groups, a.has_norm = below(2), a.eps = 1e-6f;
-    // The same choice as in compile/linear.rs.
+    // Makes the choice of compile/linear.rs.
     if (n <= 1024) run_grid(rows, 1, 128, [&] { rows_input_1024(a); });
     else if (n <= 2048) run_grid(rows, 1, 256, [&] { rows_input_2048(a); });
     else if (n <= 4096) run_grid(rows, 1, 256, [&] { rows_input_4096(a); });

@@ -36,13 +36,14 @@ struct ElementArguments {
     uint cols; // columns of the output
     uint x_cols; // columns of x
     uint first; // columns: first copied column of a group
-    // columns of a group of x (columns); of an expert (expert_bias); of a head of out (join_heads)
+    // columns: columns of a group of x; expert_bias: columns of an expert; join_heads: columns of a
+    // head of out
     uint group;
     // copied columns of a group (columns), experts of a row (expert_bias), columns of a head of a
     // (join_heads)
     uint taken;
     uint kind; // one of ACTIVATE_*
-    // scale: the factor; softcap: the cap; gate_clamped: factor in the sigmoid; clamped: the minimum
+    // scale: the factor; softcap: the cap; gate_clamped: factor in the sigmoid; clamped: minimum
     float factor;
     float limit; // gate_clamped: limit of both inputs; clamped: the maximum
     uint reserved;
@@ -229,7 +230,8 @@ struct SpanArguments {
     uint cols;
     uint size; // rows of a window
     uint stride;
-    uint kind; // pool: 0 mean, 1 first, 2 last; adapters: 1: a row for each output; unfold: rows of out a token
+    // pool: 0 mean, 1 first, 2 last; adapters: 1: a row for each output; unfold: rows of a token
+    uint kind;
     uint n_spans;
     const float *x;
     const float *weight;
@@ -277,7 +279,8 @@ struct CollectiveArguments {
     uint reserved;
     const float *x; // (n, cols), this rank's
     float *out; // (n, cols); all_gather: (n, n_ranks * cols)
-    uint *epochs; // chunks that each block has exchanged so far, then those of the kernels for many rows
+    // chunks that each block has exchanged so far, then those of the kernels for many rows
+    uint *epochs;
     const ulong *inboxes; // the address of each rank's inbox
 };
 

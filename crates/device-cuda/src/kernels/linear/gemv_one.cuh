@@ -49,19 +49,9 @@ __device__ __forceinline__ Column column_of(const LinearArguments &a, uint colum
     return {2, column - a.m1.n_out};
 }
 
-__device__ __forceinline__ uint columns_of(const LinearArguments &a) {
-    return a.m0.n_out + (a.n_matrices > 1 ? a.m1.n_out : 0) + (a.n_matrices > 2 ? a.m2.n_out : 0);
-}
-
 __device__ __forceinline__ Row row_of_column(const LinearArguments &a, uint column) {
     const Column c = column_of(a, column);
     return row_of(matrix(a, c.matrix), c.row);
-}
-
-__device__ __forceinline__ Row row_of_expert(const LinearArguments &a, const uint *experts, uint column) {
-    const uint each = a.tail == TAIL_GATE ? 2 * a.m0.n_out : a.m0.n_out, pair = column / each;
-    const Column c = column_of(a, column - pair * each);
-    return row_of(matrix(a, c.matrix), ulong(experts[pair]) * a.m0.n_out + c.row);
 }
 
 // 8 columns of a vector from column c on; columns past its end are 0.
@@ -78,66 +68,6 @@ __device__ __forceinline__ void eight_of(const float *x, uint c, uint n, float (
 
 // Most experts of a row.
 #define ONE_EXPERTS 64
-
-// x in shared memory, as bytes, in groups of 32 columns.
-struct StagedX {
-    Word4 *low, *high; // columns 0 to 15 of each group, and 16 to 31
-    Word2 *scales;     // x: d as f32 bits; y: the sums of the bytes of both halves, as two i16
-    uint n_groups;     // includes groups past the end of x, which are 0
-};
-
-// Quantises x to shared memory. Four lanes have a group, 8 columns each. If there is a norm,
-// `squares` gets the sum of the squares of each warp's columns. `norm` has the norm's first 8
-// weights of this thread, if `weighted`. `shares` are the weights of the row's experts.
-template <bool EXPERTS>
-__device__ __forceinline__ void quantise_x(const LinearArguments &a, float (&norm)[8], bool weighted, const float *shares, const StagedX &x,
-                                           float *squares) {
-    const uint quarter = threadIdx.x & 3, n_groups = (a.n_in + 31) / 32;
-    float square = 0.0f;
-    for (uint at = threadIdx.x; at < 4 * x.n_groups; at += ONE_THREADS) {
-        float v[8];
-        eight_of(a.x, at * 8, a.n_in, v);
-        if (a.has_norm) {
-#pragma unroll
-            for (int i = 0; i < 8; i++) square = __fmaf_rn(v[i], v[i], square);
-        }
-        if (weighted) {
-            if (at >= ONE_THREADS) eight_of(a.norm, at * 8, a.n_in, norm);
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] *= norm[i];
-        }
-        float most = 0.0f;
-        bool finite = true;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            most = fmaxf(most, fabsf(v[i]));
-            finite = finite && fabsf(v[i]) < INFINITY_F;
-        }
-        if (!finite) most = INFINITY_F;
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-        const float to = most > 0.0f ? __fdividef(127.0f, most) : 0.0f;
-        uint words[2] = {0, 0};
-#pragma unroll
-        for (int i = 0; i < 8; i++) words[i / 4] |= uint(__float2int_rn(v[i] * to) & 255) << (8 * (i & 3));
-        int sum = __dp4a(int(words[0]), 0x01010101, __dp4a(int(words[1]), 0x01010101, 0));
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        const int other = __shfl_xor_sync(0xffffffffu, sum, 2);
-        const uint g = at >> 2;
-        Word2 *half = (Word2 *)(quarter < 2 ? x.low + g : x.high + g);
-        half[quarter & 1] = {words[0], words[1]};
-        // A NaN or infinite column makes the whole group's product NaN.
-        float d = most < INFINITY_F ? most * (1.0f / 127.0f) : NAN_F;
-        if constexpr (EXPERTS) {
-            if (a.x_per_pair) d *= shares[min(g / (n_groups / a.k), a.k - 1)];
-        }
-        if (quarter == 0) x.scales[g] = {__float_as_uint(d), (uint(sum) & 0xffff) | (uint(other) << 16)};
-    }
-    if (a.has_norm) {
-        square = warp_sum(square);
-        if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = square;
-    }
-}
 
 // The product of a group: `words` are the codes of W's 32 columns, `x0` and `x1` those of x, and
 // `sum0` and `sum1` the sums of the bytes of both halves of x. x's scale is not applied.
@@ -204,11 +134,14 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     announce();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const uint n_groups = (a.n_in + 31) / 32, n_staged = a.k_parts * 32 * L;
-    const StagedX x = {memory, memory + n_staged, (Word2 *)(memory + 2 * n_staged), n_staged};
-    float *sums = (float *)(x.scales + n_staged); // (k_parts, columns of the block)
+    Word4 *low = memory, *high = low + n_staged; // columns 0 to 15 of each group, 16 to 31
+    // x: d as f32 bits; y: the sums of the bytes of both halves, as two i16
+    Word2 *scale = (Word2 *)(high + n_staged);
+    float *sums = (float *)(scale + n_staged);   // (k_parts, columns of the block)
     // The columns of this block: whole sets, and whole pairs of gate and up.
     constexpr uint SET = NR < 2 ? 2 : NR;
-    const uint n_columns = (EXPERTS && !a.x_per_pair ? a.k : 1) * columns_of(a);
+    const uint n_columns = (EXPERTS && !a.x_per_pair ? a.k : 1) *
+        (a.m0.n_out + (a.n_matrices > 1 ? a.m1.n_out : 0) + (a.n_matrices > 2 ? a.m2.n_out : 0));
     const uint n_all = (n_columns + SET - 1) / SET;
     const uint first = SET * uint(ulong(n_all) * blockIdx.x / gridDim.x);
     const uint n_mine = min(n_columns, SET * uint(ulong(n_all) * (blockIdx.x + 1) / gridDim.x)) - first;
@@ -237,7 +170,9 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     const auto row_at = [&](uint column, int l) {
         if constexpr (EXPERTS) {
             if (a.x_per_pair) return row_of(a.m0, ulong(experts[pair_of[l]]) * a.m0.n_out + column);
-            return row_of_expert(a, experts, column);
+            const uint each = a.tail == TAIL_GATE ? 2 * a.m0.n_out : a.m0.n_out, pair = column / each;
+            const Column c = column_of(a, column - pair * each);
+            return row_of(matrix(a, c.matrix), ulong(experts[pair]) * a.m0.n_out + c.row);
         } else {
             return row_of_column(a, column);
         }
@@ -257,12 +192,58 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     for (int l = 0; l < L; l++)
 #pragma unroll
         for (int s = 0; s < NR; s++) fetch(set, l, s);
+    // Stages x in shared memory: four lanes have a group, 8 columns each. As a function of its own
+    // this would take more registers.
+    const uint quarter = threadIdx.x & 3;
     const bool weighted = a.has_norm && a.norm != nullptr;
     float norm[8];
     if (weighted) eight_of(a.norm, threadIdx.x * 8, a.n_in, norm);
     if constexpr (!EXPERTS) await();
     const float residual = a.tail == TAIL_ADD && threadIdx.x < n_mine ? a.residual[first + threadIdx.x] : 0.0f;
-    quantise_x<EXPERTS>(a, norm, weighted, shares, x, squares);
+    float square = 0.0f;
+    for (uint at = threadIdx.x; at < 4 * n_staged; at += ONE_THREADS) {
+        float v[8];
+        eight_of(a.x, at * 8, a.n_in, v);
+        if (a.has_norm) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) square = __fmaf_rn(v[i], v[i], square);
+        }
+        if (weighted) {
+            if (at >= ONE_THREADS) eight_of(a.norm, at * 8, a.n_in, norm);
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] *= norm[i];
+        }
+        float most = 0.0f;
+        bool finite = true;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            most = fmaxf(most, fabsf(v[i]));
+            finite = finite && fabsf(v[i]) < INFINITY_F;
+        }
+        if (!finite) most = INFINITY_F;
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+        const float to = most > 0.0f ? __fdividef(127.0f, most) : 0.0f;
+        uint words[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < 8; i++) words[i / 4] |= uint(__float2int_rn(v[i] * to) & 255) << (8 * (i & 3));
+        int sum = __dp4a(int(words[0]), 0x01010101, __dp4a(int(words[1]), 0x01010101, 0));
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        const int other = __shfl_xor_sync(0xffffffffu, sum, 2);
+        const uint g = at >> 2;
+        Word2 *half = (Word2 *)(quarter < 2 ? low + g : high + g);
+        half[quarter & 1] = {words[0], words[1]};
+        // A NaN or infinite column makes the whole group's product NaN.
+        float d = most < INFINITY_F ? most * (1.0f / 127.0f) : NAN_F;
+        if constexpr (EXPERTS) {
+            if (a.x_per_pair) d *= shares[min(g / (n_groups / a.k), a.k - 1)];
+        }
+        if (quarter == 0) scale[g] = {__float_as_uint(d), (uint(sum) & 0xffff) | (uint(other) << 16)};
+    }
+    if (a.has_norm) {
+        square = warp_sum(square);
+        if (lane == 0) squares[warp] = square;
+    }
     __syncthreads();
 #pragma unroll 1
     while (set < n_sets) {
@@ -273,8 +254,8 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
 #pragma unroll
         for (int l = 0; l < L; l++) {
             const uint g = group + 32 * l;
-            const Word4 x0 = x.low[g], x1 = x.high[g];
-            const Word2 of_x = x.scales[g];
+            const Word4 x0 = low[g], x1 = high[g];
+            const Word2 of_x = scale[g];
             const int sum0 = int(of_x.y << 16) >> 16, sum1 = int(of_x.y) >> 16;
 #pragma unroll
             for (int s = 0; s < NR; s++) {
