@@ -85,8 +85,7 @@ template <class Source> __device__ __forceinline__ float scale_of(const uchar *v
     return 1.0f;
 }
 
-// Loads N words from an address that is a multiple of 16, of 8 if N is no multiple of 4, or of 4 if
-// N is 1.
+// Loads N words from an address that is a multiple of 4 N, at most 16.
 template <int N> __device__ __forceinline__ void load_words(uint (&to)[N], const uchar *from) {
     if constexpr (N == 1) {
         to[0] = *(const uint *)from;
@@ -105,331 +104,11 @@ template <int N> __device__ __forceinline__ void load_words(uint (&to)[N], const
     }
 }
 
-// scores[g] += queries[g] . key, for the key of a lane's position. `queries` are f32 in shared
-// memory, N columns a head. This one is for keys of bytes: 64 columns at a time, each block of 32
-// with its scale.
-template <class Source, int G, int N>
-__device__ __forceinline__ void multiply_bytes(const float (&queries)[G][N], const uchar *key, uint dim, float (&scores)[G]) {
-    for (uint first_column = 0; first_column < dim; first_column += 64) {
-        uint k[16];
-#pragma unroll
-        for (int u = 0; u < 16; u++) k[u] = ((const uint *)(key + first_column))[u];
-        const float scales[2] = {scale_of<Source>(key, dim, first_column / 32), scale_of<Source>(key, dim, first_column / 32 + 1)};
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float part[G];
-#pragma unroll
-            for (int g = 0; g < G; g++) part[g] = 0.0f;
-#pragma unroll
-            for (int u = 8 * half; u < 8 * half + 8; u++) {
-                float four[4];
-                numbers_of<Source>(k[u], four);
-#pragma unroll
-                for (int g = 0; g < G; g++) {
-                    const Vec4 x = *(const Vec4 *)&queries[g][first_column + 4 * u];
-                    float sum = __fmaf_rn(x.x, four[0], part[g]);
-                    sum = __fmaf_rn(x.y, four[1], sum);
-                    sum = __fmaf_rn(x.z, four[2], sum);
-                    part[g] = __fmaf_rn(x.w, four[3], sum);
-                }
-            }
-#pragma unroll
-            for (int g = 0; g < G; g++) scores[g] = __fmaf_rn(scales[half], part[g], scores[g]);
-        }
-    }
-}
-
-// scores[g] += the product of 8 columns of f16, `first_column` and following.
-template <int G, int N>
-__device__ __forceinline__ void multiply_chunk(const float (&queries)[G][N], const Word4 &k, uint first_column, float (&scores)[G]) {
-    const uint words[4] = {k.x, k.y, k.z, k.w};
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float k0 = low_f16(words[2 * h]), k1 = high_f16(words[2 * h]);
-        const float k2 = low_f16(words[2 * h + 1]), k3 = high_f16(words[2 * h + 1]);
-#pragma unroll
-        for (int g = 0; g < G; g++) {
-            const Vec4 x = *(const Vec4 *)&queries[g][first_column + 4 * h];
-            float sum = __fmaf_rn(x.x, k0, scores[g]);
-            sum = __fmaf_rn(x.y, k1, sum);
-            sum = __fmaf_rn(x.z, k2, sum);
-            scores[g] = __fmaf_rn(x.w, k3, sum);
-        }
-    }
-}
-
-// Like multiply_bytes, for keys of any type and number of columns.
-template <class Source, int G, int N>
-__device__ __forceinline__ void multiply_columns(const Source &source, const float (&queries)[G][N], const uchar *key, uint dim,
-                                                 float (&scores)[G]) {
-    const bool aligned = (dim & 3) == 0;
-    if (aligned) {
-        for (uint i = 0; i < dim / 4; i++) {
-            float k[4];
-            source.four(key, i, k);
-#pragma unroll
-            for (int g = 0; g < G; g++) {
-                const Vec4 x = *(const Vec4 *)&queries[g][4 * i];
-                float sum = __fmaf_rn(x.x, k[0], scores[g]);
-                sum = __fmaf_rn(x.y, k[1], sum);
-                sum = __fmaf_rn(x.z, k[2], sum);
-                scores[g] = __fmaf_rn(x.w, k[3], sum);
-            }
-        }
-    } else {
-        for (uint i = 0; i < dim; i++) {
-            const float k = source.load(key, i);
-#pragma unroll
-            for (int g = 0; g < G; g++) scores[g] = __fmaf_rn(queries[g][i], k, scores[g]);
-        }
-    }
-}
-
-// Adds the part of the scores that keys were stored without (key_bias.cuh).
-template <int G, int N>
-__device__ __forceinline__ void add_key_bias(const KeyBias &bias, const float (&terms)[G][N], uint position, float (&scores)[G]) {
-#pragma unroll
-    for (int g = 0; g < G; g++) scores[g] += terms[g][0];
-    for (uint pair = 0; pair < bias.n_pairs; pair++) {
-        float cosine, sine;
-        bias.turn(pair, position, cosine, sine);
-#pragma unroll
-        for (int g = 0; g < G; g++) {
-            scores[g] = __fmaf_rn(terms[g][1 + 2 * pair], cosine, __fmaf_rn(terms[g][2 + 2 * pair], sine, scores[g]));
-        }
-    }
-}
-
-// The values of a warp's 32 positions, or `n` where the row ends. Lane j has the key of position j
-// at the address `key`, and its value `to_value` bytes later.
-struct Values {
-    ulong key, to_value;
-    uint n;
-    __device__ __forceinline__ const uchar *of(uint j) const {
-        return (const uchar *)__shfl_sync(0xffffffffu, key, j) + to_value;
-    }
-};
-
-// The online softmax of a warp for G heads, in f32. `most` is the largest score so far, equal in
-// all lanes. `total` is the sum of the weights of this lane's positions. `sums` are the weighted
-// values of this lane's columns.
-template <int G, int COLUMNS> struct OnlineSoftmax {
-    // Positions whose values a lane loads before it uses any.
-    static constexpr int BATCH = COLUMNS <= 4 ? 8 : COLUMNS <= 8 ? 4 : 2;
-    float most[G], total[G], sums[G][COLUMNS];
-
-    __device__ __forceinline__ void begin() {
-#pragma unroll
-        for (int g = 0; g < G; g++) {
-            most[g] = -INFINITY_F;
-            total[g] = 0.0f;
-#pragma unroll
-            for (int d = 0; d < COLUMNS; d++) sums[g][d] = 0.0f;
-        }
-    }
-
-    // Replaces q . k of a lane's position by its weight, which is 0 if the lane has no position.
-    __device__ __forceinline__ void weigh(const AttentionArguments &a, bool has_position, float (&weights)[G]) {
-#pragma unroll
-        for (int g = 0; g < G; g++) {
-            float score = weights[g] * a.scale;
-            if (a.softcap != 0.0f) score = a.softcap * tanhf(score / a.softcap);
-            if (!has_position) score = -INFINITY_F;
-            const float now = fmaxf(most[g], warp_max(score));
-            // If every score so far is -infinity, `most - now` would be NaN.
-            const float by = now == -INFINITY_F ? 1.0f : expf(most[g] - now);
-            weights[g] = now == -INFINITY_F ? (score != score ? score : 0.0f) : expf(score - now);
-            most[g] = now;
-            total[g] = total[g] * by + weights[g];
-#pragma unroll
-            for (int d = 0; d < COLUMNS; d++) sums[g][d] *= by;
-        }
-    }
-
-    // Adds the weighted values, stored as bytes. A lane has COLUMNS columns from lane * COLUMNS on.
-    template <class Source>
-    __device__ __forceinline__ void add_bytes(const float (&weights)[G], const Values &values, uint lane, uint dim) {
-        // A word has four columns of one block of 32; two columns, if a lane has no more.
-        constexpr int WORDS = COLUMNS < 4 ? 1 : COLUMNS / 4, EACH = COLUMNS < 4 ? COLUMNS : 4;
-        constexpr bool ONE_SCALE = Source::ONE_SCALE || 32 % COLUMNS == 0;
-        const bool has = lane * COLUMNS < dim;
-        for (uint first_value = 0; first_value < values.n; first_value += BATCH) {
-            uint words[BATCH][WORDS];
-            float scales[BATCH][ONE_SCALE ? 1 : WORDS];
-#pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                const uchar *value = values.of(first_value + b);
-                if (has) {
-                    const uchar *codes = value + lane * COLUMNS;
-                    if constexpr (COLUMNS < 4) {
-                        words[b][0] = *(const ushort *)codes;
-                    } else {
-#pragma unroll
-                        for (int w = 0; w < WORDS; w++) words[b][w] = ((const uint *)codes)[w];
-                    }
-#pragma unroll
-                    for (int w = 0; w < (ONE_SCALE ? 1 : WORDS); w++) {
-                        scales[b][w] = scale_of<Source>(value, dim, (lane * COLUMNS + 4 * w) / 32);
-                    }
-                } else {
-#pragma unroll
-                    for (int w = 0; w < WORDS; w++) words[b][w] = 0;
-#pragma unroll
-                    for (int w = 0; w < (ONE_SCALE ? 1 : WORDS); w++) scales[b][w] = 0.0f;
-                }
-            }
-#pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                float decoded[WORDS][4];
-#pragma unroll
-                for (int w = 0; w < WORDS; w++) numbers_of<Source>(words[b][w], decoded[w]);
-#pragma unroll
-                for (int g = 0; g < G; g++) {
-                    const float weight = __shfl_sync(0xffffffffu, weights[g], first_value + b);
-#pragma unroll
-                    for (int w = 0; w < WORDS; w++) {
-                        const float by = weight * scales[b][ONE_SCALE ? 0 : w];
-#pragma unroll
-                        for (int c = 0; c < EACH; c++) {
-                            sums[g][4 * w + c] = __fmaf_rn(by, decoded[w][c], sums[g][4 * w + c]);
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    // Like add_bytes, for values of f16.
-    __device__ __forceinline__ void add_halves(const float (&weights)[G], const Values &values, uint lane, uint dim) {
-        const bool has = lane * COLUMNS < dim;
-        for (uint first_value = 0; first_value < values.n; first_value += BATCH) {
-            uint words[BATCH][COLUMNS / 2];
-#pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                const uchar *value = values.of(first_value + b);
-                if (has) {
-                    load_words(words[b], value + lane * COLUMNS * 2);
-                } else {
-#pragma unroll
-                    for (int d = 0; d < COLUMNS / 2; d++) words[b][d] = 0;
-                }
-            }
-#pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-#pragma unroll
-                for (int g = 0; g < G; g++) {
-                    // Past the end the weight is 0, and the value is that of the last position.
-                    const float weight = __shfl_sync(0xffffffffu, weights[g], first_value + b);
-#pragma unroll
-                    for (int d = 0; d < COLUMNS; d += 2) {
-                        sums[g][d] = __fmaf_rn(weight, low_f16(words[b][d / 2]), sums[g][d]);
-                        sums[g][d + 1] = __fmaf_rn(weight, high_f16(words[b][d / 2]), sums[g][d + 1]);
-                    }
-                }
-            }
-        }
-    }
-
-    // Adds the weighted values, of any type. A lane has the columns lane, lane + 32 and so on.
-    template <class Source>
-    __device__ __forceinline__ void add_columns(const Source &source, const float (&weights)[G], const Values &values, uint lane, uint dim) {
-#pragma unroll 4
-        for (uint j = 0; j < values.n; j++) {
-            const uchar *value = values.of(j);
-            float v[COLUMNS];
-#pragma unroll
-            for (int d = 0; d < COLUMNS; d++) v[d] = lane + 32 * d < dim ? source.load(value, lane + 32 * d) : 0.0f;
-#pragma unroll
-            for (int g = 0; g < G; g++) {
-                const float weight = __shfl_sync(0xffffffffu, weights[g], j);
-#pragma unroll
-                for (int d = 0; d < COLUMNS; d++) sums[g][d] = __fmaf_rn(weight, v[d], sums[g][d]);
-            }
-        }
-    }
-};
-
-// The softmaxes of a block's warps, in shared memory. `sums` has no entry for warp 0, which merges.
-template <int G, int COLUMNS> struct WarpSums {
-    float (&totals)[ATTENTION_WARPS][G][2];
-    float (&sums)[ATTENTION_WARPS - 1][G][32 * COLUMNS];
-
-    __device__ __forceinline__ void put(OnlineSoftmax<G, COLUMNS> &mine, uint warp, uint lane) const {
-#pragma unroll
-        for (int g = 0; g < G; g++) {
-            mine.total[g] = warp_sum(mine.total[g]);
-            if (lane == 0) {
-                totals[warp][g][0] = mine.most[g];
-                totals[warp][g][1] = mine.total[g];
-            }
-            if (warp > 0) {
-#pragma unroll
-                for (int d = 0; d < COLUMNS; d++) sums[warp - 1][g][lane + 32 * d] = mine.sums[g][d];
-            }
-        }
-    }
-
-    // Merges head g of all warps. `all` is the largest score, `sum` the sum of the weights, and
-    // `out` has the weighted values of this lane's columns. `whole`: the block has all positions of
-    // the row, so the sink of query head `head` is added.
-    __device__ __forceinline__ void merge(const AttentionArguments &a, const OnlineSoftmax<G, COLUMNS> &mine, int g, uint head, uint lane, bool whole,
-                                          float &all, float &sum, float (&out)[COLUMNS]) const {
-        all = totals[0][g][0];
-#pragma unroll
-        for (int w = 1; w < ATTENTION_WARPS; w++) all = fmaxf(all, totals[w][g][0]);
-        if (whole && a.sinks != nullptr) all = fmaxf(all, a.sinks[head]);
-        sum = 0.0f;
-#pragma unroll
-        for (int d = 0; d < COLUMNS; d++) out[d] = 0.0f;
-#pragma unroll
-        for (int w = 0; w < ATTENTION_WARPS; w++) {
-            const float by = all == -INFINITY_F ? 1.0f : expf(totals[w][g][0] - all);
-            sum = __fmaf_rn(by, totals[w][g][1], sum);
-#pragma unroll
-            for (int d = 0; d < COLUMNS; d++) {
-                out[d] = __fmaf_rn(by, w == 0 ? mine.sums[g][d] : sums[w == 0 ? 0 : w - 1][g][lane + 32 * d], out[d]);
-            }
-        }
-    }
-};
-
-// Stores a query head: its output, or the sums of a split. `wide`: a lane has neighbouring columns.
-template <int COLUMNS>
-__device__ __forceinline__ void store_head(const AttentionArguments &a, uint row, uint split, uint head, uint lane, bool wide, float all, float sum,
-                                           const float (&out)[COLUMNS]) {
-    const uint dim = a.pages.head_dim;
-    const auto column = [&](int d) { return wide ? lane * COLUMNS + d : lane + 32 * d; };
-    if (a.n_splits == 1) {
-        if (a.sinks != nullptr) sum += expf(a.sinks[head] - all);
-        float *to_row = a.out + (ulong(row) * a.n_heads + head) * dim;
-#pragma unroll
-        for (int d = 0; d < COLUMNS; d++) {
-            if (column(d) < dim) to_row[column(d)] = out[d] / sum;
-        }
-    } else {
-        const ulong part = (ulong(row) * a.n_heads + head) * a.n_splits + split;
-#pragma unroll
-        for (int d = 0; d < COLUMNS; d++) {
-            if (column(d) < dim) a.partials[part * dim + column(d)] = out[d];
-        }
-        if (lane == 0) {
-            a.totals[2 * part] = all;
-            a.totals[2 * part + 1] = sum;
-        }
-    }
-}
-
-__device__ __forceinline__ void store_empty_split(const AttentionArguments &a, uint row, uint split, uint head) {
-    float *total = a.totals + ((ulong(row) * a.n_heads + head) * a.n_splits + split) * 2;
-    total[0] = -INFINITY_F;
-    total[1] = 0.0f;
-}
-
 template <class Source, int G, int COLUMNS> __device__ __forceinline__ void attend(const AttentionArguments &a) {
     __shared__ float queries[G][32 * COLUMNS];
     __shared__ float totals[ATTENTION_WARPS][G][2];
     constexpr int MOST_TERMS = 1 + (COLUMNS > 8 ? MOST_BIASED_COLUMNS : 32 * COLUMNS);
-    // Terms of the scores that keys are stored without (add_key_bias).
+    // terms of the scores that keys are stored without (key_bias.cuh)
     __shared__ float terms[Source::BYTES ? G : 1][Source::BYTES ? MOST_TERMS : 1];
     __shared__ float others[ATTENTION_WARPS - 1][G][32 * COLUMNS];
     announce();
@@ -455,7 +134,11 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
     }
     await();
     if (from >= to && split > 0) {
-        if (threadIdx.x < n_mine) store_empty_split(a, row, split, first_head + threadIdx.x);
+        if (threadIdx.x < n_mine) {
+            float *total = a.totals + ((ulong(row) * a.n_heads + first_head + threadIdx.x) * a.n_splits + split) * 2;
+            total[0] = -INFINITY_F;
+            total[1] = 0.0f;
+        }
         return;
     }
     const float *q = a.q + (ulong(row) * a.n_heads + first_head) * dim;
@@ -469,21 +152,55 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
         for (uint g = warp; g < G; g += ATTENTION_WARPS) KeyBias(known, n_kv, kv_head).terms_of(queries[g], lane, terms[g]);
         __syncthreads();
     }
-    OnlineSoftmax<G, COLUMNS> softmax;
-    softmax.begin();
+    float most[G], total[G], sums[G][COLUMNS];
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        most[g] = -INFINITY_F;
+        total[g] = 0.0f;
+#pragma unroll
+        for (int d = 0; d < COLUMNS; d++) sums[g][d] = 0.0f;
+    }
+    const bool aligned = (dim & 3) == 0;
     // With `wide` loads a lane has neighbouring columns, 16 bytes at a time for halves and a word
     // at a time for bytes. It loads all that it needs of a few positions before it uses any of it,
     // since latency is what costs.
     const bool wide = (Source::HALVES && (dim & 7) == 0 && dim % COLUMNS == 0) || (Source::BYTES && (dim & 63) == 0 && dim % COLUMNS == 0);
+    constexpr int BATCH = COLUMNS <= 4 ? 8 : COLUMNS <= 8 ? 4 : 2;
+    const auto column = [&](int d) { return wide ? lane * COLUMNS + d : lane + 32 * d; };
     for (uint first = from + warp * 32; first < to; first += 32 * ATTENTION_WARPS) {
         const uint n = min(32u, to - first), next = first + 32 * ATTENTION_WARPS;
         float weights[G];
 #pragma unroll
         for (int g = 0; g < G; g++) weights[g] = 0.0f;
         if (Source::BYTES && wide) {
-            multiply_bytes<Source>(queries, key, dim, weights);
+            for (uint first_column = 0; first_column < dim; first_column += 64) {
+                uint k[16];
+#pragma unroll
+                for (int u = 0; u < 16; u++) k[u] = ((const uint *)(key + first_column))[u];
+                const float scales[2] = {scale_of<Source>(key, dim, first_column / 32), scale_of<Source>(key, dim, first_column / 32 + 1)};
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float part[G];
+#pragma unroll
+                    for (int g = 0; g < G; g++) part[g] = 0.0f;
+#pragma unroll
+                    for (int u = 8 * half; u < 8 * half + 8; u++) {
+                        float four[4];
+                        numbers_of<Source>(k[u], four);
+#pragma unroll
+                        for (int g = 0; g < G; g++) {
+                            const Vec4 x = *(const Vec4 *)&queries[g][first_column + 4 * u];
+                            float sum = __fmaf_rn(x.x, four[0], part[g]);
+                            sum = __fmaf_rn(x.y, four[1], sum);
+                            sum = __fmaf_rn(x.z, four[2], sum);
+                            part[g] = __fmaf_rn(x.w, four[3], sum);
+                        }
+                    }
+#pragma unroll
+                    for (int g = 0; g < G; g++) weights[g] = __fmaf_rn(scales[half], part[g], weights[g]);
+                }
+            }
         } else if (wide) {
-            // These loops are no function of their own: it would take more registers on sm_90a.
             for (uint first_chunk = 0; first_chunk < dim / 8; first_chunk += 8) {
                 Word4 k[8];
 #pragma unroll
@@ -493,34 +210,219 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
 #pragma unroll
                 for (int u = 0; u < 8; u++) {
                     if (first_chunk + u >= dim / 8) break;
-                    multiply_chunk(queries, k[u], 8 * (first_chunk + u), weights);
+                    const uint words[4] = {k[u].x, k[u].y, k[u].z, k[u].w};
+#pragma unroll
+                    for (int h = 0; h < 2; h++) {
+                        const float k0 = low_f16(words[2 * h]), k1 = high_f16(words[2 * h]);
+                        const float k2 = low_f16(words[2 * h + 1]), k3 = high_f16(words[2 * h + 1]);
+#pragma unroll
+                        for (int g = 0; g < G; g++) {
+                            const Vec4 x = *(const Vec4 *)&queries[g][8 * (first_chunk + u) + 4 * h];
+                            float sum = __fmaf_rn(x.x, k0, weights[g]);
+                            sum = __fmaf_rn(x.y, k1, sum);
+                            sum = __fmaf_rn(x.z, k2, sum);
+                            weights[g] = __fmaf_rn(x.w, k3, sum);
+                        }
+                    }
+                }
+            }
+        } else if (aligned) {
+            for (uint i = 0; i < dim / 4; i++) {
+                float k[4];
+                source.four(key, i, k);
+#pragma unroll
+                for (int g = 0; g < G; g++) {
+                    const Vec4 x = *(const Vec4 *)&queries[g][4 * i];
+                    float sum = __fmaf_rn(x.x, k[0], weights[g]);
+                    sum = __fmaf_rn(x.y, k[1], sum);
+                    sum = __fmaf_rn(x.z, k[2], sum);
+                    weights[g] = __fmaf_rn(x.w, k[3], sum);
                 }
             }
         } else {
-            multiply_columns(source, queries, key, dim, weights);
+            for (uint i = 0; i < dim; i++) {
+                const float k = source.load(key, i);
+#pragma unroll
+                for (int g = 0; g < G; g++) weights[g] = __fmaf_rn(queries[g][i], k, weights[g]);
+            }
         }
-        if constexpr (Source::BYTES) {
-            if (known != nullptr) add_key_bias(KeyBias(known, n_kv, kv_head), terms, first + min(lane, n - 1), weights);
+        if (known != nullptr) {
+            const KeyBias bias(known, n_kv, kv_head);
+#pragma unroll
+            for (int g = 0; g < G; g++) weights[g] += terms[g][0];
+            for (uint pair = 0; pair < bias.n_pairs; pair++) {
+                float cosine, sine;
+                bias.turn(pair, first + min(lane, n - 1), cosine, sine);
+#pragma unroll
+                for (int g = 0; g < G; g++) {
+                    weights[g] = __fmaf_rn(terms[g][1 + 2 * pair], cosine, __fmaf_rn(terms[g][2 + 2 * pair], sine, weights[g]));
+                }
+            }
         }
-        softmax.weigh(a, lane < n, weights);
-        const Values values = {ulong(key), to_value, n};
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+            float score = weights[g] * a.scale;
+            if (a.softcap != 0.0f) score = a.softcap * tanhf(score / a.softcap);
+            if (lane >= n) score = -INFINITY_F;
+            const float now = fmaxf(most[g], warp_max(score));
+            // If every score so far is -infinity, `most - now` would be NaN.
+            const float by = now == -INFINITY_F ? 1.0f : expf(most[g] - now);
+            weights[g] = now == -INFINITY_F ? (score != score ? score : 0.0f) : expf(score - now);
+            most[g] = now;
+            total[g] = total[g] * by + weights[g];
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d++) sums[g][d] *= by;
+        }
+        const ulong mine = ulong(key);
         if (next < to) key = key_of(next);
-        if (Source::BYTES && wide) softmax.template add_bytes<Source>(weights, values, lane, dim);
-        else if (wide) softmax.add_halves(weights, values, lane, dim);
-        else softmax.add_columns(source, weights, values, lane, dim);
+        if (Source::BYTES && wide) {
+            // A word has four columns of one block of 32; two columns, if a lane has no more.
+            constexpr int WORDS = COLUMNS < 4 ? 1 : COLUMNS / 4, EACH = COLUMNS < 4 ? COLUMNS : 4;
+            constexpr bool ONE_SCALE = Source::ONE_SCALE || 32 % COLUMNS == 0;
+            const bool has = lane * COLUMNS < dim;
+            for (uint first_value = 0; first_value < n; first_value += BATCH) {
+                uint words[BATCH][WORDS];
+                float scales[BATCH][ONE_SCALE ? 1 : WORDS];
+#pragma unroll
+                for (int b = 0; b < BATCH; b++) {
+                    const uchar *value = (const uchar *)__shfl_sync(0xffffffffu, mine, first_value + b) + to_value;
+                    if (has) {
+                        const uchar *codes = value + lane * COLUMNS;
+                        if constexpr (COLUMNS < 4) {
+                            words[b][0] = *(const ushort *)codes;
+                        } else {
+#pragma unroll
+                            for (int w = 0; w < WORDS; w++) words[b][w] = ((const uint *)codes)[w];
+                        }
+#pragma unroll
+                        for (int w = 0; w < (ONE_SCALE ? 1 : WORDS); w++) {
+                            scales[b][w] = scale_of<Source>(value, dim, (lane * COLUMNS + 4 * w) / 32);
+                        }
+                    } else {
+#pragma unroll
+                        for (int w = 0; w < WORDS; w++) words[b][w] = 0;
+#pragma unroll
+                        for (int w = 0; w < (ONE_SCALE ? 1 : WORDS); w++) scales[b][w] = 0.0f;
+                    }
+                }
+#pragma unroll
+                for (int b = 0; b < BATCH; b++) {
+                    float values[WORDS][4];
+#pragma unroll
+                    for (int w = 0; w < WORDS; w++) numbers_of<Source>(words[b][w], values[w]);
+#pragma unroll
+                    for (int g = 0; g < G; g++) {
+                        const float weight = __shfl_sync(0xffffffffu, weights[g], first_value + b);
+#pragma unroll
+                        for (int w = 0; w < WORDS; w++) {
+                            const float by = weight * scales[b][ONE_SCALE ? 0 : w];
+#pragma unroll
+                            for (int c = 0; c < EACH; c++) {
+                                sums[g][4 * w + c] = __fmaf_rn(by, values[w][c], sums[g][4 * w + c]);
+                            }
+                        }
+                    }
+                }
+            }
+            continue;
+        }
+        if (wide) {
+            const bool has = lane * COLUMNS < dim;
+            for (uint first_value = 0; first_value < n; first_value += BATCH) {
+                uint words[BATCH][COLUMNS / 2];
+#pragma unroll
+                for (int b = 0; b < BATCH; b++) {
+                    const uchar *value = (const uchar *)__shfl_sync(0xffffffffu, mine, first_value + b) + to_value;
+                    if (has) {
+                        load_words(words[b], value + lane * COLUMNS * 2);
+                    } else {
+#pragma unroll
+                        for (int d = 0; d < COLUMNS / 2; d++) words[b][d] = 0;
+                    }
+                }
+#pragma unroll
+                for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+                    for (int g = 0; g < G; g++) {
+                        // Past the end the weight is 0, and the value is that of the last position.
+                        const float weight = __shfl_sync(0xffffffffu, weights[g], first_value + b);
+#pragma unroll
+                        for (int d = 0; d < COLUMNS; d += 2) {
+                            sums[g][d] = __fmaf_rn(weight, low_f16(words[b][d / 2]), sums[g][d]);
+                            sums[g][d + 1] = __fmaf_rn(weight, high_f16(words[b][d / 2]), sums[g][d + 1]);
+                        }
+                    }
+                }
+            }
+            continue;
+        }
+#pragma unroll 4
+        for (uint j = 0; j < n; j++) {
+            const uchar *value = (const uchar *)__shfl_sync(0xffffffffu, mine, j) + to_value;
+            float v[COLUMNS];
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d++) v[d] = lane + 32 * d < dim ? source.load(value, lane + 32 * d) : 0.0f;
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                const float weight = __shfl_sync(0xffffffffu, weights[g], j);
+#pragma unroll
+                for (int d = 0; d < COLUMNS; d++) sums[g][d] = __fmaf_rn(weight, v[d], sums[g][d]);
+            }
+        }
     }
-    const WarpSums<G, COLUMNS> warps = {totals, others};
-    warps.put(softmax, warp, lane);
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        total[g] = warp_sum(total[g]);
+        if (lane == 0) {
+            totals[warp][g][0] = most[g];
+            totals[warp][g][1] = total[g];
+        }
+        if (warp > 0) {
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d++) others[warp - 1][g][lane + 32 * d] = sums[g][d];
+        }
+    }
     __syncthreads();
     if (warp > 0) return;
 #pragma unroll
     for (int g = 0; g < G; g++) {
         if (g >= n_mine) break;
         const uint head = first_head + g;
+        float all = totals[0][g][0];
+#pragma unroll
+        for (int w = 1; w < ATTENTION_WARPS; w++) all = fmaxf(all, totals[w][g][0]);
         const bool whole = a.n_splits == 1;
-        float all, sum, out[COLUMNS];
-        warps.merge(a, softmax, g, head, lane, whole, all, sum, out);
-        store_head<COLUMNS>(a, row, split, head, lane, wide, all, sum, out);
+        if (whole && a.sinks != nullptr) all = fmaxf(all, a.sinks[head]);
+        float sum = 0.0f, out[COLUMNS];
+#pragma unroll
+        for (int d = 0; d < COLUMNS; d++) out[d] = 0.0f;
+#pragma unroll
+        for (int w = 0; w < ATTENTION_WARPS; w++) {
+            const float by = all == -INFINITY_F ? 1.0f : expf(totals[w][g][0] - all);
+            sum = __fmaf_rn(by, totals[w][g][1], sum);
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d++) {
+                out[d] = __fmaf_rn(by, w == 0 ? sums[g][d] : others[w == 0 ? 0 : w - 1][g][lane + 32 * d], out[d]);
+            }
+        }
+        if (whole) {
+            if (a.sinks != nullptr) sum += expf(a.sinks[head] - all);
+            float *to_row = a.out + (ulong(row) * a.n_heads + head) * dim;
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d++) {
+                if (column(d) < dim) to_row[column(d)] = out[d] / sum;
+            }
+        } else {
+            const ulong part = (ulong(row) * a.n_heads + head) * a.n_splits + split;
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d++) {
+                if (column(d) < dim) a.partials[part * dim + column(d)] = out[d];
+            }
+            if (lane == 0) {
+                a.totals[2 * part] = all;
+                a.totals[2 * part + 1] = sum;
+            }
+        }
     }
 }
 
