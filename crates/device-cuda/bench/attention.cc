@@ -55,7 +55,7 @@ static void run(const Case &c, bool timed) {
     a.q = (float *)dq.p, a.sinks = c.sinks ? (float *)dsink.p : nullptr, a.positions = (uint *)dpos.p, a.row_spans = (uint *)drs.p, a.spans = (Span *)ds.p;
     a.out = (float *)out.p, a.pages.pool = (uchar *)dpool.p, a.pages.page_bytes = page_bytes, a.pages.layer_offset = layer;
     a.pages.tables = (uint *)dt.p, a.pages.table_stride = per_table, a.pages.page_len = c.page_len, a.pages.n_kv_heads = c.n_kv, a.pages.head_dim = c.d;
-    // As compile/attention.rs chooses.
+    // Makes the choice of compile/attention.rs.
     const bool grouped = c.d % 64 == 0;
     const std::map<int, int> bytes = {{64, 65536}, {80, 45056}, {96, 53248}, {128, 131072}, {256, 196608}};
     const int shared = bytes.at(c.d), queries = grouped ? 128 : 64;

@@ -1,6 +1,6 @@
-// Steps of packed products as the device launches them, again and again: every pass must give the
-// same bits. Usage: chain CUBIN_FOLDER ROWS [FLAGS [TILE [PASSES]]]; flags: p no programmatic
-// launches, s no parts of K, x neither; tile -1: as the device chooses.
+// Repeats steps of packed products as the device launches them. Every pass must return the same
+// bits. Usage: chain CUBIN_FOLDER ROWS [FLAGS [TILE [PASSES]]]. Flags: p no programmatic launches,
+// s no parts of K, x neither. TILE -1: as the device chooses.
 #include "driver.h"
 #include "gemm/types.h"
 struct uint4 { unsigned x, y, z, w; };

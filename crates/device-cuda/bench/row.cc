@@ -1,5 +1,5 @@
-// Times what one row of a dense decoder launches, as a graph of programmatic launches, as the
-// device does it; and checks gemv_one against gemv_r1. Usage: row CUBIN_FOLDER
+// Times the launches of one row of a dense decoder, as a graph of programmatic launches like the
+// device's. It also checks gemv_one against gemv_r1. Usage: row CUBIN_FOLDER
 #include "driver.h"
 #include "gemm/types.h"
 struct uint4 { unsigned x, y, z, w; };

@@ -1,4 +1,4 @@
-// Compares kernels of prompts, executed by the engine, with a plain evaluation. Usage: check [SEED]
+// Compares the kernels of prompts, run by the engine, with a plain evaluation. Usage: check [SEED]
 #ifdef HOPPER
 #define __CUDA_ARCH_FEAT_SM90_ALL 1
 #endif
@@ -30,8 +30,8 @@ static Floats numbers(size_t n) {
     return x;
 }
 static int failures = 0;
-// The difference's share of `expected`, both as root mean squares. What was written by nobody is
-// NaN, and fails.
+// Compares by the root mean square of the difference, divided by that of `expected`. Elements that
+// no thread has written are NaN, and fail.
 static void compare(const char *what, const Floats &found, const std::vector<double> &expected, double bound) {
     double off = 0, size = 1e-30;
     for (size_t i = 0; i < expected.size(); i++) off += (found[i] - expected[i]) * (found[i] - expected[i]), size += expected[i] * expected[i];
@@ -139,7 +139,7 @@ template <int D, FlashPages KIND> static void check_attention() {
     compare(what, out, expected, 3e-3);
 }
 
-// ---- heads on their way to the cache
+// ---- heads stored to the cache
 
 static void check_heads() {
     const uint dims[] = {32, 64, 80, 96, 128, 192, 256, 640, 36};
@@ -189,7 +189,7 @@ static void check_heads() {
     if (a.k_out) compare("keys for others", k_out, of_k, 1e-5);
 }
 
-// ---- rows on their way to a product
+// ---- inputs of a product
 
 static void check_rows() {
     const uint widths[] = {8, 32, 100, 544, 1023, 1024, 1025, 1056, 2047, 2048, 2050, 3072, 4096, 4100, 8192, 8193, 9000};
@@ -204,7 +204,7 @@ static void check_rows() {
     InputArguments a = {};
     a.n_rows = rows, a.n_cols = n, a.x = x, a.weight = below(2) ? weight : nullptr, a.out = out.data(), a.scales = below(3) ? scales.data() : nullptr;
     a.pairs = below(3) ? nullptr : pairs.data(), a.pairs_a_row = 2, a.k_tiles = k_tiles, a.row_groups = groups, a.has_norm = below(2), a.eps = 1e-6f;
-    // As compile/linear.rs chooses.
+    // Makes the choice of compile/linear.rs.
     if (n <= 1024) run_grid(rows, 1, 128, [&] { rows_input_1024(a); });
     else if (n <= 2048) run_grid(rows, 1, 256, [&] { rows_input_2048(a); });
     else if (n <= 4096) run_grid(rows, 1, 256, [&] { rows_input_4096(a); });

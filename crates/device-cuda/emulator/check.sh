@@ -1,7 +1,7 @@
 #!/bin/bash
-# Executes kernels of prompts on the CPU, as they are for Hopper and for other chips, and compares
-# them with a plain evaluation. Needs python3 and the compiler that compiler.sh looks for. Usage:
-# check.sh [SEEDS]
+# Runs the kernels of prompts on the CPU, both those for Hopper and those for other GPUs, and
+# compares them with a plain evaluation. Needs python3 and the compiler that compiler.sh finds.
+# Usage: check.sh [SEEDS]
 set -e
 cd "$(dirname "$0")"
 to=$(mktemp -d)

@@ -1,7 +1,8 @@
-// NVIDIA's run-time compiler, as far as the device calls it, for the emulated driver: a
-// libnvrtc.so.13 whose code is a shared library, which the machine's C++ compiler makes of sources
-// that prepare.py has changed. build.sh gives EMULATOR, this folder; BUILT, that of the libraries;
-// COMPILE, the compiler with its flags; and VERSION, a number that changes with any of these.
+// NVIDIA's run-time compiler, as far as the device calls it, for the emulated driver. It is a
+// libnvrtc.so.13 whose code is a shared library, made by the machine's C++ compiler from sources
+// that prepare.py has changed. build.sh defines EMULATOR, this folder; BUILT, the folder of the
+// libraries; COMPILE, the compiler with its flags; and VERSION, a number that changes with any of
+// these.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>

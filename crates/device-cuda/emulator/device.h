@@ -1,5 +1,5 @@
-// What CUDA C++ has and C++ has not, for kernels that prepare.py has copied: types, functions, and
-// each PTX instruction that they use as a function of its name. engine.h runs them.
+// Types and functions that CUDA C++ has and C++ lacks, for kernels that prepare.py has copied. Each
+// PTX instruction that they use is a function of its name. engine.h runs them.
 #pragma once
 #include "engine.h"
 #include <math.h>
@@ -92,7 +92,7 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
     for (unsigned i = 0; i < 32; i++) all |= (unsigned)given[i] << i;
     return all;
 }
-// Whoever asks whether lanes agree may try again until they do: others get their turn.
+// A thread may poll until all lanes agree, so other threads run first.
 inline bool __all_sync(unsigned mask, bool mine) {
     emulated_poll();
     return __ballot_sync(mask, mine) == ~0u;
@@ -131,8 +131,8 @@ template <class T> inline T __ldcg(const T *from) { return *from; }
 template <class T> inline T __ldcv(const T *from) { return *from; }
 template <class T> inline T __ldg(const T *from) { return *from; }
 
-// Addresses of shared memory have 32 bits: offsets in the block's dynamic part, or, with the upper
-// bit, from a place in the module, which has the static part.
+// Addresses of shared memory have 32 bits. They are offsets in the block's dynamic part. With the
+// upper bit set they are offsets in the module, which has the static part.
 static unsigned char emulated_anchor;
 inline size_t __cvta_generic_to_shared(const void *p) {
     const uintptr_t offset = (uintptr_t)p - (uintptr_t)emulated_shared;
@@ -216,7 +216,7 @@ inline void ptx_ld_relaxed_gpu_global_v2_u32(unsigned &a, unsigned &b, const voi
 inline void ptx_ld_relaxed_gpu_global_v4_u32(unsigned &a, unsigned &b, unsigned &c, unsigned &d, const void *from) {
     ptx_ld_relaxed_gpu_global_v2_u32(a, b, from), ptx_ld_relaxed_gpu_global_v2_u32(c, d, (const char *)from + 8);
 }
-// Of several words each may be seen before the others.
+// Other blocks may see each word of a vector at a different time.
 inline void ptx_st_relaxed_gpu_global_u32(void *to, unsigned a) { emulated_store(to, a, 4); }
 inline void ptx_st_relaxed_gpu_global_u64(void *to, ptx_b64 a) { emulated_store(to, a, 8); }
 inline void ptx_st_relaxed_gpu_global_v2_u32(void *to, unsigned a, unsigned b) { emulated_store(to, a, 4), emulated_store((char *)to + 4, b, 4); }

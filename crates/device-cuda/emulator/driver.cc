@@ -1,18 +1,17 @@
 // CUDA's driver API, as far as the device calls it, over the engine: a libcuda.so.1 for machines
-// without a GPU. Its memory is the host's, its modules are shared libraries that compiler.cc has
-// made. Work runs when somebody waits for it, not before: so what the host overwrites too early is
-// seen. Memory lies before a page that nobody may touch, and has no zeros before something is
-// written.
+// without a GPU. Its memory is the host's, and its modules are shared libraries that compiler.cc
+// has made. Work runs only when a caller waits for it, so tests detect a host that overwrites data
+// too early. Each allocation ends at a protected page, and is filled with 0xff until it is written.
 //
-//   INGLE_EMULATED_ARCHITECTURE  90, which is the default, or another compute capability times ten
-//   INGLE_EMULATED_PROCESSORS    multiprocessors, 36
-//   INGLE_EMULATED_MEMORY        MiB, 4096
-//   INGLE_EMULATED_SEED          of the order of warps and of what arrives late
-//   INGLE_EMULATED_SECONDS       after which a launch is taken for hung, 300
-//   INGLE_EMULATED_DRIVER        version, 13000
+//   INGLE_EMULATED_ARCHITECTURE  compute capability times ten, default 90
+//   INGLE_EMULATED_PROCESSORS    multiprocessors, default 36
+//   INGLE_EMULATED_MEMORY        MiB, default 4096
+//   INGLE_EMULATED_SEED          seed of the order of warps and of late arrivals
+//   INGLE_EMULATED_SECONDS       seconds after which a launch counts as hung, default 300
+//   INGLE_EMULATED_DRIVER        version of the driver, default 13000
 //   INGLE_EMULATED_LOST_AFTER    launches after which the GPU is lost
 //   INGLE_EMULATED_HANGS_AFTER   launches after which one does not end, as the driver sees it
-//   INGLE_EMULATED_TRACE         each launch is written to stderr
+//   INGLE_EMULATED_TRACE         writes each launch to stderr
 #include "engine.h"
 #include <chrono>
 #include <csignal>
@@ -35,8 +34,8 @@ namespace {
 
 enum Result { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, NOT_FOUND = 500, NOT_READY = 600, UNAVAILABLE = 46 };
 enum Attribute { PROCESSORS = 16, MAJOR = 75, MINOR = 76, SHARED_OPTIN = 97, VIRTUAL_MEMORY = 102 };
-const uint32_t COOPERATIVE = 2;      // of a launch's attributes
-const unsigned SHARED_BYTES = 232448; // of a block, at most
+const uint32_t COOPERATIVE = 2;      // an attribute of a launch
+const unsigned SHARED_BYTES = 232448; // most of a block
 const size_t PAGE = 4096, GRANULE = 2 << 20, ARGUMENTS = 1024;
 typedef std::chrono::steady_clock Clock;
 
@@ -76,14 +75,14 @@ struct Event {
 std::recursive_mutex all;
 std::deque<Work> queue;
 std::vector<Work> *recording;
-std::map<uint64_t, size_t> memory, pinned; // by address: bytes
+std::map<uint64_t, size_t> memory, pinned; // bytes by address
 size_t used;
-Result state = SUCCESS; // NOT_READY: a kernel does not end; else the GPU is lost
+Result state = SUCCESS; // NOT_READY: a kernel does not end; another error: the GPU is lost
 unsigned n_launches;
 
 #define LOCK std::lock_guard<std::recursive_mutex> lock(all)
 
-// Up to what makes `done` true.
+// Runs queued work until `done` is true.
 Result run_until(const bool &done) {
     while (!done && !queue.empty() && state == SUCCESS) {
         const Work work = std::move(queue.front());
@@ -110,7 +109,7 @@ bool is_pinned(const void *p) {
 }
 
 size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
-// What lies before a page that nobody may touch, on a multiple of 256.
+// Allocates memory at a multiple of 256 that ends at a protected page.
 void *take(size_t bytes) {
     const size_t room = (bytes + 255) / 256 * 256, mapped = pages(room);
     char *p = (char *)mmap(nullptr, mapped + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -160,7 +159,7 @@ extern "C" {
 Result cuInit(unsigned) {
     LOCK;
     emulated_seed(setting("INGLE_EMULATED_SEED", 1));
-    // Threads have small stacks of their own.
+    // Fibers have small stacks.
     static char stack[64 << 10];
     const stack_t alternative = {stack, 0, sizeof stack};
     sigaltstack(&alternative, nullptr);
@@ -294,7 +293,7 @@ Result cuModuleLoadData(Module **module, const void *image) {
     LOCK;
     const Elf64_Ehdr *header = (const Elf64_Ehdr *)image;
     if (memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return INVALID_IMAGE;
-    // The table of sections is what a linker writes last.
+    // The linker writes the table of sections last.
     const size_t bytes = header->e_shoff + (size_t)header->e_shnum * header->e_shentsize;
     char path[] = "/tmp/ingle-emulated-XXXXXX";
     const int file = mkstemp(path);
@@ -331,7 +330,7 @@ Result cuLaunchKernelEx(const LaunchConfig *config, const Function *f, void **pa
     bool together = false;
     for (unsigned i = 0; i < config->n_attributes; i++) together |= config->attributes[i].id == COOPERATIVE && config->attributes[i].number;
     if (together && grid.x * grid.y * grid.z > n_processors()) return INVALID_VALUE;
-    // The device's own buffer has as many bytes, whatever the kernel takes.
+    // The device's argument buffer has this size, whatever the kernel's parameter needs.
     const uint64_t *first = (const uint64_t *)parameters[0];
     const std::vector<uint64_t> arguments(first, first + ARGUMENTS / 8);
     const LaunchConfig copy = *config;

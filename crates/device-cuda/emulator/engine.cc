@@ -1,9 +1,11 @@
-// Runs blocks of a CUDA kernel on a CPU: every thread is a fiber, and barriers, exchanges within a
-// warp and polls switch between them. Warps take turns in a random order. Words for other blocks
-// arrive at random times; so do bulk copies, or in every second launch only when a thread waits for
-// them: what does not wait is seen. What is not seen: races between plain stores and loads of
-// threads that need not wait for each other, as threads run one at a time; speed; and what a
-// compiler for GPUs makes of the source.
+// Runs blocks of a CUDA kernel on a CPU. Every thread is a fiber, and barriers, exchanges within a
+// warp and polls switch between them. Warps run in a random order. Stores for other blocks arrive
+// at random times. So do bulk copies, but in every second launch they arrive only when a thread
+// waits for them. Code that forgets to wait therefore fails.
+//
+// The engine does not detect races between plain stores and loads of threads that never wait for
+// each other, since threads run one at a time. It says nothing about speed, or about the code that
+// a compiler for GPUs makes of the source.
 #include "engine.h"
 #include <algorithm>
 #include <chrono>
@@ -23,7 +25,7 @@ namespace {
 
 const size_t STACK = 256 << 10;
 #if defined(__x86_64__)
-// Saves what a function must keep on the stack that it leaves.
+// Saves the registers that a function must preserve on the stack that it leaves.
 asm(R"(
 .text
 emulated_switch:
@@ -90,19 +92,19 @@ struct Copy16 {
 struct Thread {
     Stack stack;
     bool done = false;
-    std::vector<std::vector<Copy16>> copies; // by group
+    std::vector<std::vector<Copy16>> copies; // copies by group
 };
 struct SyncPoint {
     unsigned arrived = 0, generation = 0;
 };
-// Of mma: (rows, K) of the first operand, (columns, K) of the second.
+// Operands of mma: (rows, K) of the first, (columns, K) of the second.
 struct Operands {
     float first[16][16], second[8][16];
 };
 struct Warp {
     unsigned alive;              // lanes that have not returned
-    unsigned idle = 0, polls = 0; // of them that wait in a row, that have polled
-    unsigned lane = 0;           // the one that runs when the warp's turn comes
+    unsigned idle = 0, polls = 0; // lanes in a row that wait, lanes that have polled
+    unsigned lane = 0;           // runs when the warp is next
     SyncPoint sync;
     uint64_t given[2][32];
     Operands operands[2];
@@ -122,7 +124,7 @@ struct Block {
     NamedBarrier named[16];
     std::unordered_map<unsigned char *, MBarrier> mbarriers;
 };
-// What happens some time later.
+// Bulk copies and stores that arrive some time later.
 struct BulkCopy {
     void *to;
     const void *from;
@@ -146,7 +148,7 @@ std::vector<BulkCopy> copies;
 std::vector<WordStore> stores;
 Stack outside;
 unsigned current, clock_now;
-bool copies_are_late; // of a launch: copies end when a thread waits for them, and not before
+bool copies_are_late; // in this launch copies end only when a thread waits for them
 uint64_t random_state = 0x9E3779B97F4A7C15ull, turns;
 std::chrono::steady_clock::time_point started;
 
@@ -203,7 +205,7 @@ void leave_warp() {
     const unsigned w = alive_warps[random_below(alive_warps.size())], at = thread_of(w, warps[w].lane);
     enter(w == current / 32 || threads[at].done ? next_lane(w, warps[w].lane) : at);
 }
-// The thread cannot go on: another lane does, and another warp when `asked` counts all lanes.
+// The thread has to wait, so another lane runs, and another warp when `asked` counts all lanes.
 void give_way(unsigned &asked) {
     if (++asked >= warp().alive) asked = 0, leave_warp();
     else enter(next_lane(current / 32, current % 32));
@@ -243,7 +245,7 @@ void run_blocks(const std::vector<Index> &indices) {
     static std::vector<unsigned char *> memory;
     for (unsigned b = 0; b < indices.size(); b++) {
         if (memory.size() <= b) memory.push_back((unsigned char *)aligned_alloc(1024, 256 << 10));
-        // What no thread writes is NaN, in halves and in f32.
+        // Memory that no thread has written is NaN, in halves and in f32.
         memset(memory[b], 0xff, launch->shared_bytes);
         blocks[b].index = indices[b], blocks[b].alive = launch->n_threads, blocks[b].shared = memory[b];
         for (unsigned i = 0; i < n_warps * 32; i++) {
@@ -291,7 +293,7 @@ float product(const float *a, const float *b) {
     for (int i = 0; i < 8; i++) sum += sums[i];
     return sum;
 }
-// What all lanes give; kept until the warp's next but one.
+// Operands of all lanes; kept until the warp's next product but one.
 const Operands &give_operands(const unsigned *a, const unsigned *b) {
     Warp &w = warp();
     Operands &all = w.operands[w.sync.generation & 1];
@@ -432,14 +434,14 @@ void emulated_ldmatrix(unsigned *v, const unsigned char *row, bool transposed) {
             v[m] |= (unsigned)bits << (16 * i);
         }
     }
-    // What the warp overwrites next it has read.
+    // All lanes have read the rows before the warp may overwrite them.
     emulated_sync_warp();
 }
 unsigned emulated_movmatrix(unsigned v) {
     const unsigned lane = current % 32;
     const uint64_t *all = emulated_gather(v);
     unsigned result = 0;
-    // Of row r, column c is in lane 4 r + c / 2.
+    // Column c of row r is in lane 4 r + c / 2.
     for (unsigned i = 0; i < 2; i++) {
         const unsigned row = 2 * (lane % 4) + i, column = lane / 4;
         result |= ((unsigned)all[4 * row + column / 2] >> (16 * (column % 2)) & 65535) << (16 * i);

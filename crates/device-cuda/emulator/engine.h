@@ -1,5 +1,5 @@
-// What kernels (device.h) and the driver (driver.cc) ask of the engine, which runs blocks of
-// threads on a CPU.
+// Functions of the engine, which runs blocks of threads on a CPU, for kernels (device.h) and the
+// driver (driver.cc).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,12 +16,12 @@ inline float half_value(uint16_t bits) {
 }
 
 extern "C" {
-// Of the thread that runs; x of a thread, all three of a block.
+// Indices of the running thread. Threads have only x, blocks x, y and z.
 extern Index threadIdx, blockIdx, gridDim, blockDim;
 // The running block's dynamic shared memory.
 extern unsigned char *emulated_shared;
 
-// A launch. Blocks run one after the other, or, where they wait for each other, `together`.
+// A launch. Blocks run one after the other, or `together` if they wait for each other.
 struct EmulatedLaunch {
     const char *name;
     Index grid;
@@ -31,21 +31,21 @@ struct EmulatedLaunch {
     const void *arguments;
 };
 void emulated_run(const EmulatedLaunch *launch);
-// Where the next launches' order of warps begins.
+// Seed of the random order of warps in the next launches.
 void emulated_seed(uint64_t seed);
-// What runs, for a report of an error.
+// Name of the running kernel, for error reports.
 const char *emulated_kernel();
 
-// ---- what threads do
+// ---- operations of threads
 
 void emulated_sync_block();
 void emulated_sync_warp();
-// A thread waits for what another one does: others go on.
+// The running thread polls for a store of another thread, so other threads run next.
 void emulated_poll();
 void emulated_barrier(unsigned id, unsigned n_threads, bool waits);
-// What lane `from` of the warp gave.
+// Value of lane `from` of the warp.
 uint64_t emulated_exchange(uint64_t mine, unsigned from);
-// What all lanes gave; valid until the warp's next exchange but one.
+// Values of all lanes; valid until the warp's next exchange but one.
 const uint64_t *emulated_gather(uint64_t mine);
 unsigned emulated_clock();
 
@@ -54,23 +54,24 @@ void emulated_mbarrier_arrive(unsigned char *barrier, unsigned times);
 void emulated_mbarrier_expect(unsigned char *barrier, unsigned bytes);
 void emulated_mbarrier_wait(unsigned char *barrier, unsigned parity);
 void emulated_bulk_copy(unsigned char *to, const void *from, unsigned bytes, unsigned char *barrier);
-// A word that other blocks see, some time later.
+// Stores a word that other blocks see some time later.
 void emulated_store(void *to, uint64_t value, unsigned bytes);
-// All of the stores before are there.
+// Makes all earlier stores visible.
 void emulated_fence();
 
-// cp.async: a copy is done when it is issued, or only when its thread waits for it.
+// cp.async: a copy is done either when it is issued, or only when its thread waits for it.
 void emulated_copy_16(unsigned char *to, const void *from, bool inside);
 void emulated_copy_commit();
 void emulated_copy_wait(unsigned n_groups);
 
-// mma.m16n8k16: halves, sums in f32. Of the first operand a lane has rows lane / 4 and 8 more,
-// columns 2 (lane % 4), the next, and 8 more.
+// mma.m16n8k16: halves, sums in f32. A lane has rows lane / 4 and lane / 4 + 8 of the first
+// operand. Its columns are c = 2 (lane % 4), c + 1, c + 8 and c + 9.
 void emulated_mma(float *d, const unsigned *a, unsigned b0, unsigned b1);
 void emulated_ldmatrix(unsigned *v, const unsigned char *row, bool transposed);
 unsigned emulated_movmatrix(unsigned v);
-// wgmma.m64nNk16, the first operand in registers, or in shared memory with a descriptor as the
-// second. Done at once: what is still read when others write is not seen.
+// wgmma.m64nNk16. The first operand is in registers, or in shared memory with a descriptor like the
+// second. The product is computed at once, so a write to operands that a GPU would still read is
+// not detected.
 void emulated_wgmma(float *d, unsigned n, const unsigned *a, uint64_t b, bool accumulate, bool transposed);
 void emulated_wgmma_shared(float *d, unsigned n, uint64_t a, uint64_t b, bool accumulate);
 }

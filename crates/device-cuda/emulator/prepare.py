@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Make C++ that device.h can run of the kernels in a folder, in place: each PTX instruction becomes a call of the function of its name.
+"""Rewrite the kernels in a folder, in place, to C++ for device.h: each PTX instruction becomes a call of a
+function with its name.
 
     python3 prepare.py FOLDER
 """
@@ -7,7 +8,7 @@ import os
 import re
 import sys
 
-# In place of gemm/wgmma.h up to its descriptors of operands.
+# Replaces gemm/wgmma.h up to its descriptors of operands.
 WGMMA = """#pragma once
 #include "gemm/ptx.h"
 template <int N> struct Wgmma {
@@ -47,12 +48,12 @@ def split(text, separator):
 
 
 def call(inside):
-    """The call of a function for what is between the parentheses of an asm statement."""
+    """The call of a function that replaces an asm statement. `inside` is the text in its parentheses."""
     template, *lists = split(inside, ":")
     text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', template))
     operation = re.search(r"\b[a-z][a-z0-9]*\.[\w.:]+", text)
     if not operation:
-        return ""  # it only keeps a compiler from moving things
+        return ""  # an asm without an instruction is only a barrier for the compiler
     name = re.sub(r"[^a-z0-9]", "_", operation[0].lower().rstrip(";."))
     name += "".join("_" + more.lower() for more in re.findall(r"%%(\w+)|(0x[0-9A-Fa-f]+);", text) for more in more if more)
     operands = []

@@ -1,5 +1,5 @@
-// out[i] = the adapter of the span that row i belongs to, 0 for none; u32. Rows are tokens, or with
-// `rows` outputs. Grid: (1, rows).
+// out[i] = the adapter of the span of row i, u32; 0 means no adapter. Rows are tokens, or outputs
+// if `rows` is set. Grid: (1, rows).
 #include "kernels.cuh"
 
 KERNEL(32) adapters(const __grid_constant__ SpanArguments a) {

@@ -1,6 +1,6 @@
-// The best token of each output that wants it: the index of the largest column, the lowest of
-// equals; NaN and -infinity are never chosen. BEST_PARTS blocks find the best of parts of a row,
-// then one warp the best of these.
+// The best token of each output that needs it: the index of the largest column. Of equal columns it
+// is the lowest index. NaN and -infinity are never chosen. BEST_PARTS blocks find the best of their
+// parts of a row, then one warp finds the best of the parts.
 //
 // Grids: argmax (BEST_PARTS, outputs); argmax_end (outputs). Moves 4 bytes an element.
 #include "kernels.cuh"
@@ -52,7 +52,7 @@ KERNEL(32) argmax_end(const __grid_constant__ ChooseArguments a) {
     float best = __uint_as_float(from[0]);
     uint index = from[1];
     warp_best(best, index);
-    // NO_TOKEN, where nothing was larger than -infinity.
+    // The result is NO_TOKEN if no column is larger than -infinity.
     if (lane == 0) {
         a.chosen[a.choices[row].chosen] = index;
         a.host_chosen[a.choices[row].chosen] = index;

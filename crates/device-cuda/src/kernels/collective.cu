@@ -1,23 +1,26 @@
-// all_reduce: out = sum over ranks of x, in the order of the ranks, so that all have the same bits.
-// all_gather: out[row] = the rows of all ranks, one after another.
+// all_reduce: out = sum over ranks of x, in the order of the ranks, so that all ranks get the same
+// bits. all_gather: out[row] = the rows of all ranks, one after another.
 //
-// Every GPU of a group runs the kernel on the same number of blocks, and block b of each exchanges
-// its neighbouring values with block b of the others, a chunk at a time: it writes them into the
-// inbox of each other rank. Inboxes lie on the GPU that reads them, or, where GPUs do not reach
-// each other's memory, in the host's.
+// Every GPU of a group runs the kernel with the same number of blocks. Block b exchanges a range of
+// neighbouring values with block b of the other GPUs, a chunk at a time. It writes each chunk into
+// the inbox of every other rank. An inbox is in the memory of the GPU that reads it, or in host
+// memory if the GPUs cannot access each other's memory.
 //
-// Few rows travel in packets of 16 bytes: two values, each in a word of 64 bits with the number of
-// the chunk (its epoch). Seeing the epoch is seeing the value, and there is no fence. Bytes: 8 a
-// value to each other rank. Many rows (all_reduce_many, all_gather_many; a multiple of 4 columns)
-// travel as they are, and a flag says which chunk has come. Bytes: 4 a value.
+// Few rows travel in packets of 16 bytes. A packet has two values, each in a word of 64 bits with
+// the chunk's number (its epoch). A reader that sees the epoch also sees the value, so no fence is
+// needed. Bytes: 8 a value to each other rank. Many rows (all_reduce_many, all_gather_many; a
+// multiple of 4 columns) travel without epochs, and a flag says which chunk has arrived. Bytes: 4 a
+// value.
 //
 // Inbox: packets (n_ranks, 2, COLLECTIVE_BLOCKS, CHUNK), then values (n_ranks, 4,
-// COLLECTIVE_BLOCKS_MANY, MANY) in fours, then flags (n_ranks, COLLECTIVE_BLOCKS_MANY); the second
-// dimension is the chunk's number modulo its length. What lies there may be written over: whoever
-// writes packet e has read packet e - 1 of all others, which they wrote after they had read e - 2.
-// Of many rows a block sends chunk c, then receives c - 1; so whoever sends c has seen the flag of
-// c - 2, which was set after c - 4 was read. Kernels of a stream are one after another, which keeps
-// this true where a block or a thread had nothing to exchange.
+// COLLECTIVE_BLOCKS_MANY, MANY) in fours, then flags (n_ranks, COLLECTIVE_BLOCKS_MANY). The index
+// in the second dimension is the chunk's number modulo the dimension's length.
+//
+// Why a slot may be overwritten: a rank writes packet e after it has read packet e - 1 of all
+// others, and they wrote that one after they had read e - 2. For many rows a block sends chunk c,
+// then receives c - 1. A block that sends c has therefore seen the flag of c - 2, which was set
+// after c - 4 was read. Kernels of a stream run one after another, so this also holds if a block or
+// a thread had nothing to exchange.
 //
 // Grid: (blocks), 512 threads.
 #include "kernels.cuh"
@@ -34,7 +37,7 @@ __device__ __forceinline__ void store_packet(ulong address, float a, float b, ui
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(low), "l"(high) : "memory");
 }
 
-// Waits until the packet of the epoch is there.
+// Waits until the packet of the epoch has arrived.
 __device__ __forceinline__ void load_packet(ulong address, float &a, float &b, uint epoch) {
     ulong low, high;
     do {
@@ -44,8 +47,8 @@ __device__ __forceinline__ void load_packet(ulong address, float &a, float &b, u
     b = __uint_as_float(uint(high));
 }
 
-// The next kernel may come while this one waits for other GPUs. Where several ranks share a GPU, it
-// would keep those away that this one waits for.
+// The next kernel may start while this one waits for other GPUs. If several ranks share a GPU, its
+// blocks could occupy the multiprocessors that the other ranks need.
 __device__ __forceinline__ void start(const CollectiveArguments &a) {
     if (a.is_alone) announce();
     await();
@@ -61,7 +64,7 @@ __device__ __forceinline__ void collective(const CollectiveArguments &a) {
     const ulong inbox = a.inboxes[a.rank];
     for (ulong start = first; start < end; start += CHUNK) {
         epoch++;
-        // Bytes from an inbox to this block's packets of a rank.
+        // Offset in bytes from the start of an inbox to this block's packets of a rank.
         const auto slot = [&](uint rank) {
             return ((ulong(rank) * 2 + (epoch & 1)) * COLLECTIVE_BLOCKS + blockIdx.x) * CHUNK * 16;
         };
@@ -158,7 +161,7 @@ __device__ __forceinline__ void collective_many(const CollectiveArguments &a) {
                     if (start + four < end) store_four(to + four * 16, mine[i]);
                 }
             }
-            // All threads' values are there before the flag that one of them sets.
+            // All threads' values are written before one of them sets the flag.
             __syncthreads();
             if (threadIdx.x < a.n_ranks && threadIdx.x != a.rank) {
                 const ulong to = a.inboxes[threadIdx.x] + flag(a.rank);

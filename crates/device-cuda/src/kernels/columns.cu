@@ -1,4 +1,4 @@
-// Some neighbouring columns of each group: out[:, g * taken + j] = a[:, g * group + first + j].
+// Copies neighbouring columns of each group: out[:, g * taken + j] = a[:, g * group + first + j].
 // Grid: (columns / 256, rows).
 #include "kernels.cuh"
 

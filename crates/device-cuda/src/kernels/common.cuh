@@ -1,5 +1,5 @@
-// What all kernels share: types, conversions, reductions. No header of the toolkit is included, so
-// that a compiler without one (NVRTC as a driver brings it) compiles them too.
+// Types, conversions and reductions that all kernels share. This file includes no header of the
+// CUDA toolkit, so that NVRTC compiles the kernels without one.
 #pragma once
 
 typedef unsigned char uchar;
@@ -10,12 +10,12 @@ typedef unsigned long long ulong;
 #define INFINITY_F __int_as_float(0x7f800000)
 #define NAN_F __int_as_float(0x7fffffff)
 
-// An entry point takes its argument struct by value: it lies in constant memory.
+// An entry point takes its argument struct by value, so the struct is in constant memory.
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 
-// The first words of every kernel: the next kernel of the stream may come to the multiprocessors as
-// soon as all blocks of this one have, and this one goes on when those before it are done. What
-// does not depend on them may be read before `await`.
+// Every kernel begins with `announce` and `await`. After `announce` in all blocks, the next kernel
+// of the stream may start on free multiprocessors. `await` returns when the kernels before this one
+// have ended. Data that does not depend on them may be read before `await`.
 __device__ __forceinline__ void announce() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
@@ -31,7 +31,7 @@ __device__ __forceinline__ void begin() {
     await();
 }
 
-// On its way to the cache that all multiprocessors share, where it stays right whoever writes it.
+// Prefetches to L2, which all multiprocessors share and which stays coherent with later stores.
 __device__ __forceinline__ void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 struct alignas(16) Vec4 {
@@ -50,14 +50,14 @@ __device__ __forceinline__ float f32_of_f16(ushort bits) {
     return out;
 }
 
-// To the nearest, ties to even; what is too large becomes infinite.
+// Rounds to nearest, ties to even. Values that are too large become infinite.
 __device__ __forceinline__ ushort f16_of_f32(float x) {
     ushort out;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(x));
     return out;
 }
 
-// Two halves in a word, the first in the lower.
+// Two halves in a word, the first in the lower 16 bits.
 __device__ __forceinline__ uint f16x2_of_f32(float low, float high) {
     return uint(f16_of_f32(low)) | (uint(f16_of_f32(high)) << 16);
 }
@@ -69,7 +69,7 @@ __device__ __forceinline__ float f32_of_bf16(ushort bits) {
 __device__ __forceinline__ float low_f16(uint word) { return f32_of_f16(ushort(word & 0xffff)); }
 __device__ __forceinline__ float high_f16(uint word) { return f32_of_f16(ushort(word >> 16)); }
 
-// 2^(e - 128), half of what an E8M0 exponent stands for.
+// 2^(e - 128), half of the value of the E8M0 exponent e.
 __device__ __forceinline__ float e8m0_half(uint e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
 }
@@ -86,7 +86,8 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The sum over a block of whole warps; all threads call it and get it. `shared` has 33 floats.
+// The sum over a block of whole warps. All threads call it, and all get the sum. `shared` has 33
+// floats.
 __device__ __forceinline__ float block_sum(float x, float *shared) {
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n_warps = blockDim.x >> 5;
     x = warp_sum(x);

@@ -1,6 +1,6 @@
-// Scores of some heads with all encoder states of a layer, whose keys do not turn, without softmax:
-// out[:, i * n_states + p] = scale * q_h . k_p. A thread a score. Grid: (states / 128, heads,
-// rows).
+// Scores of some heads with all encoder states of a layer, without softmax: out[:, i * n_states +
+// p] = scale * q_h . k_p. RoPE is not applied to these keys. A thread computes one score. Grid:
+// (states / 128, heads, rows).
 #include "kernels.cuh"
 #include "key_bias.cuh"
 #include "pages.cuh"

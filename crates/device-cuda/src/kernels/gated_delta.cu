@@ -1,6 +1,6 @@
 // The gated delta rule: S = diag(exp(rate * step)) S; S += k (beta (v - S^T k))^T; out = scale *
-// S^T q. Grid: (heads, rows), of which there are at least as many as spans; spans after the step's
-// own have no rows.
+// S^T q. Grid: (heads, rows). There are at least as many rows as spans; spans after the step's last
+// one have no rows.
 #include "scan.cuh"
 
 KERNEL(256) gated_delta(const __grid_constant__ ScanArguments a) {

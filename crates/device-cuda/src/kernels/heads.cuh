@@ -1,20 +1,19 @@
-// Heads on their way to the cache: norm of each head and rotation of queries and keys, norm of
-// values; keys and values go to the pages of the step's rows. A warp a head. Grid: ((query heads +
-// 2 KV heads) / 4, rows).
+// Norm and RoPE of query and key heads, norm of values. Keys and values are stored in the KV pages
+// of the step's rows. A warp has one head. Grid: ((query heads + 2 KV heads) / 4, rows).
 #pragma once
 #include "kernels.cuh"
 #include "key_bias.cuh"
 #include "pages.cuh"
 #include "rotate.cuh"
 
-// Columns of a head that a lane has, at most: 640 columns.
+// Most columns of a head that a lane has, for heads of up to 640 columns.
 #define MOST 20
 
 template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArguments &a) {
     __shared__ float heads[4][32 * MOST];
-    // Keys that something is known of; or vectors whose scale is that of their largest number.
+    // Keys with a known bias, or vectors whose scale depends on their largest value.
     __shared__ float turned[4][Kv::ONE_SCALE ? 32 * MOST : Kv::BYTES ? MOST_BIASED_COLUMNS : 1];
-    __shared__ float2 rotations[16 * MOST]; // of the row's position
+    __shared__ float2 rotations[16 * MOST]; // cosines and sines of the row's position
     announce();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y;
     const uint index = blockIdx.x * 4 + warp, n_kv = a.pages.n_kv_heads, dim = a.pages.head_dim;
@@ -41,8 +40,8 @@ template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArgum
     const float *weight = is_q ? a.q_weight : is_k ? a.k_weight : nullptr;
     float *mine = heads[warp];
     float sum = 0.0f;
-    // Four columns are loaded before any is stored: the compiler does not move a load above a
-    // store, which might write what is loaded.
+    // Four columns are loaded before any is stored. The compiler does not move a load above a store
+    // that may alias it.
     for (uint first = lane; first < dim; first += 128) {
         float columns[4];
 #pragma unroll

@@ -1,4 +1,4 @@
-// The numbers that the caller gave. Grid: (columns / 256, rows).
+// Copies values that the caller gave. Grid: (columns / 256, rows).
 #include "kernels.cuh"
 
 KERNEL(256) input(const __grid_constant__ ElementArguments a) {

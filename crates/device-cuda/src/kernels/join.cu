@@ -1,5 +1,5 @@
-// What a branch adds to the residual stream: out = factor * (residual + norm(x)), over whole rows.
-// Grid: (1, rows).
+// Adds the output of a branch to the residual stream: out = factor * (residual + norm(x)), over
+// whole rows. Grid: (1, rows).
 #include "kernels.cuh"
 
 KERNEL(256) join(const __grid_constant__ NormArguments a) {

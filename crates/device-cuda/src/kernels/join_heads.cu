@@ -1,5 +1,5 @@
-// Heads put together: `taken` columns of a head of a, then the rest of `group` of that of b. Grid:
-// (columns / 256, rows).
+// Joins heads: the first `taken` columns of each output head come from a, the other columns up to
+// `group` from b. Grid: (columns / 256, rows).
 #include "kernels.cuh"
 
 KERNEL(256) join_heads(const __grid_constant__ ElementArguments a) {

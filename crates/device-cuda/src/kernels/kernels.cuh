@@ -1,4 +1,4 @@
-// What a file of a kernel without weights includes.
+// Includes of every kernel without weights.
 #pragma once
 #include "common.cuh"
 #include "step.h"

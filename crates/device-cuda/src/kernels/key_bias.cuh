@@ -1,25 +1,26 @@
-// What keys are stored without: the bias of their projection, turned to the key's position.
+// The bias of the key projection, with RoPE at the key's position. Keys are stored without it.
 // device::key_bias has the formula.
 //
-// The words of a layer, of 4 bytes: n_constant, n_pairs, 0, 0; n_constant columns that do not turn;
-// n_pairs times two that turn together; (n_kv_heads, n_constant + 2 * n_pairs) biases of these
-// columns; (n_pairs, 2, KEY_BLOCK) cosines and sines from the first position of a block on;
-// (blocks, n_pairs, 2) those at the first position.
+// The data of a layer, in words of 4 bytes: n_constant, n_pairs, 0, 0; n_constant columns without
+// RoPE; n_pairs times two columns that RoPE rotates together; (n_kv_heads, n_constant + 2 *
+// n_pairs) biases of these columns; (n_pairs, 2, KEY_BLOCK) cosines and sines of the positions in a
+// block, relative to its first one; (blocks, n_pairs, 2) cosine and sine of each block's first
+// position.
 //
-// A query's terms: one number of all columns that do not turn, then two of each pair, which meet
-// cosine and sine.
+// The terms of a query are one value for all columns without RoPE, then two values for each pair,
+// which are multiplied by cosine and sine.
 #pragma once
 #include "common.cuh"
 
 // Positions of a block.
 #define KEY_BLOCK 128
-// Columns of a head, at most, whose terms attention has room for.
+// Most columns of a head for which attention has room for terms.
 #define MOST_BIASED_COLUMNS 256
 
 struct KeyBias {
     uint n_constant, n_pairs;
     const uint *columns; // n_constant, then n_pairs times two
-    const float *values; // as many biases of the head
+    const float *values; // biases of the head, one for each of `columns`
     const float *within, *starts;
 
     __device__ __forceinline__ KeyBias(const uint *words, uint n_kv_heads, uint head) : n_constant(words[0]), n_pairs(words[1]) {
@@ -38,7 +39,7 @@ struct KeyBias {
         sine = sin_s * cos_j + cos_s * sin_j;
     }
 
-    // The terms of a query: 1 + 2 * n_pairs. A warp calls it.
+    // Computes the terms of a query: 1 + 2 * n_pairs values. All lanes of a warp call it.
     __device__ __forceinline__ void terms_of(const float *q, uint lane, float *terms) const {
         float sum = 0.0f;
         for (uint i = lane; i < n_constant; i += 32) sum = __fmaf_rn(q[columns[i]], values[i], sum);
@@ -52,7 +53,7 @@ struct KeyBias {
         }
     }
 
-    // Subtract it from a key. A warp calls it.
+    // Subtracts the bias from a key. All lanes of a warp call it.
     __device__ __forceinline__ void subtract(float *key, uint position, uint lane) const {
         for (uint i = lane; i < n_constant; i += 32) key[columns[i]] -= values[i];
         for (uint pair = lane; pair < n_pairs; pair += 32) {

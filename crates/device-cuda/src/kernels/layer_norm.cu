@@ -1,5 +1,5 @@
-// out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias, over whole rows. Two passes.
-// Grid: (1, rows).
+// out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias, over whole rows, in two
+// passes. Grid: (1, rows).
 #include "kernels.cuh"
 
 KERNEL(256) layer_norm(const __grid_constant__ NormArguments a) {

@@ -10,10 +10,10 @@
 struct KvF32 {
     static constexpr bool HALVES = false, BYTES = false, ONE_SCALE = false;
     static __device__ __forceinline__ uint bytes(uint head_dim) { return 4 * head_dim; }
-    // All lanes of a warp store together, neighbouring columns, where BYTES.
+    // If BYTES, all lanes of a warp store neighbouring columns together.
     static __device__ __forceinline__ void store(uchar *vector, uint, uint i, float x) { ((float *)vector)[i] = x; }
     static __device__ __forceinline__ float load(const uchar *vector, uint, uint i) { return ((const float *)vector)[i]; }
-    // Columns 4 i to 4 i + 3, of vectors whose columns are a multiple of 4.
+    // Columns 4 i to 4 i + 3 of a vector whose columns are a multiple of 4.
     static __device__ __forceinline__ void four(const uchar *vector, uint, uint i, float (&x)[4]) {
         const Vec4 v = ((const Vec4 *)vector)[i];
         x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
@@ -23,7 +23,7 @@ struct KvF32 {
 struct KvF16 {
     static constexpr bool HALVES = true, BYTES = false, ONE_SCALE = false;
     static __device__ __forceinline__ uint bytes(uint head_dim) { return vector_bytes_f16(head_dim); }
-    // What is too large is stored as the largest.
+    // Values that are too large are stored as the largest half.
     static __device__ __forceinline__ void store(uchar *vector, uint, uint i, float x) {
         ((ushort *)vector)[i] = f16_of_f32(x);
     }
@@ -36,14 +36,14 @@ struct KvF16 {
     }
 };
 
-// Byte `index` of a word, as a signed number: 2^23 + 128 + byte, less 2^23 + 128.
+// Byte `index` of a word as a signed value, computed as (2^23 + 128 + byte) - (2^23 + 128).
 __device__ __forceinline__ float f32_of_byte(uint word, int index) {
     return __uint_as_float(__byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440 + index)) - 8388736.0f;
 }
 
-// Blocks of 32 columns as Q8_0 has them, d the largest magnitude / 127 rounded to half; but a
-// vector's bytes come first, in the order of columns, and its scales after them, so that words of a
-// vector of 64 columns or more are aligned.
+// Blocks of 32 columns like Q8_0, where d is the largest magnitude / 127, rounded to half. Here a
+// vector's bytes come first, in the order of columns, and its scales after them. Words of a vector
+// of 64 columns or more are therefore aligned.
 struct KvQ8_0 {
     static constexpr bool HALVES = false, BYTES = true, ONE_SCALE = false;
     static __device__ __forceinline__ uint bytes(uint head_dim) { return vector_bytes_q8_0(head_dim); }
@@ -61,7 +61,7 @@ struct KvQ8_0 {
     }
     static __device__ __forceinline__ void four(const uchar *vector, uint head_dim, uint i, float (&x)[4]) {
         const float d = scale(vector, head_dim, i / 8);
-        // Two bytes at a time: a vector of 32 columns has 34 bytes.
+        // Loads two bytes at a time, because a vector of 32 columns has 34 bytes.
         const uint low = ((const ushort *)vector)[2 * i], high = ((const ushort *)vector)[2 * i + 1];
         numbers(low | high << 16, x);
 #pragma unroll
@@ -79,7 +79,7 @@ struct KvFp8 {
     static constexpr bool HALVES = false, BYTES = true, ONE_SCALE = true;
     static __device__ __forceinline__ uint padded(uint head_dim) { return (head_dim + 3) & ~3u; }
     static __device__ __forceinline__ uint bytes(uint head_dim) { return vector_bytes_fp8(head_dim); }
-    // A whole vector, by a warp.
+    // Stores a whole vector. All lanes of a warp call it.
     static __device__ __forceinline__ void store_all(uchar *vector, uint head_dim, uint lane, const float *x) {
         float largest = 0.0f;
         for (uint i = lane; i < head_dim; i += 32) largest = fmaxf(largest, fabsf(x[i]));
@@ -87,7 +87,7 @@ struct KvFp8 {
         for (uint i = lane; i < head_dim; i += 32) vector[i] = uchar(e4m3_of(x[i] * inverse));
         if (lane == 0) *(float *)(vector + padded(head_dim)) = scale;
     }
-    // Of what `numbers` gives.
+    // Scale of the values that `numbers` returns.
     static __device__ __forceinline__ float scale(const uchar *vector, uint head_dim, uint) {
         return 256.0f * *(const float *)(vector + padded(head_dim));
     }
@@ -106,7 +106,7 @@ struct KvFp8 {
     }
 };
 
-// The vector of a head of keys (or values) at a position.
+// The address of a head's key (or value) at a position.
 template <class Kv>
 __device__ __forceinline__ uchar *vector_of(const PagesArguments &p, const uint *table, uint position, uint head, bool values) {
     const uint page = table[position / p.page_len];

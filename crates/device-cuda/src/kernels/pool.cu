@@ -1,4 +1,4 @@
-// out[i] pools all rows of the span that holds row rows[i]: their mean, the first or the last.
+// out[i] pools all rows of the span of row rows[i]: their mean, the first row or the last row.
 // Grid: (columns / 256, outputs).
 #include "kernels.cuh"
 

@@ -1,5 +1,5 @@
-// Heads on their way to the cache (heads.cuh), by the type of the cache. kv_write is the same
-// without norm and rotation.
+// Norm and RoPE of heads, and their store to the KV cache (heads.cuh), for each type of the cache.
+// kv_write is this kernel without norm and RoPE.
 #include "heads.cuh"
 
 KERNEL(128) qk_rope_kv_f32(const __grid_constant__ HeadsArguments a) { write_heads<KvF32>(a); }

@@ -1,5 +1,6 @@
-// out = x / sqrt(mean(x^2) + eps) * weight, over groups of neighbouring columns. Sums in f32: each
-// thread every n-th column, then a butterfly. Grid: (groups of a row, rows).
+// out = x / sqrt(mean(x^2) + eps) * weight, over groups of neighbouring columns. Sums are f32. Each
+// thread sums every n-th column, then the threads' sums are added by a butterfly. Grid: (groups of
+// a row, rows).
 #include "kernels.cuh"
 
 KERNEL(256) rms_norm(const __grid_constant__ NormArguments a) {

@@ -1,9 +1,10 @@
-// Rotary position embedding of the first n_dims of every head; the rest is copied. A warp a head,
-// which it reads before it writes: in place is right. Grid: (heads / 4, rows).
+// Rotary position embedding of the first n_dims columns of every head. The other columns are
+// copied. A warp has one head and reads it before it writes, so x and out may be the same. Grid:
+// (heads / 4, rows).
 #include "kernels.cuh"
 #include "rotate.cuh"
 
-// Columns of a head, at most.
+// Most columns of a head.
 #define MOST 1024
 
 KERNEL(128) rope(const __grid_constant__ RopeArguments a) {

@@ -3,15 +3,15 @@
 #include "common.cuh"
 
 // Cosine and sine of a pair of columns, times `scale`; `frequency` is in radians a position. The
-// angle is rounded to f32 once; its sine and cosine are those of the whole angle.
+// angle is rounded to f32 once, and its sine and cosine are exact for any size of the angle.
 __device__ __forceinline__ float2 turn_of(uint position, float frequency, float scale) {
     float sine, cosine;
     sincosf(float(position) * frequency, &sine, &cosine);
     return make_float2(cosine * scale, sine * scale);
 }
 
-// Column `i` of a head that `at` reads, after the rotation. `turn` gives the cosine and the sine of
-// each of n_dims / 2 pairs.
+// Column `i` of a head after RoPE. `at` reads a column of the head. `turn` returns the cosine and
+// the sine of each of the n_dims / 2 pairs.
 template <class At, class Turn>
 __device__ __forceinline__ float rotated(const At &at, uint i, uint n_dims, bool interleaved, const Turn &turn) {
     if (i >= n_dims) return at(i);

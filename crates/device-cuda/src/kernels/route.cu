@@ -1,27 +1,28 @@
-// The k largest experts of each row, best first, of equals the lower, and their weights. NaN counts
-// as the smallest.
+// The k largest experts of each row and their weights, best first. Of equal experts the lower comes
+// first. NaN counts as the smallest value.
 //
-//   scores   a softmax over all experts, or a sigmoid of each
-//   sizes what experts are chosen by: x, or scores + bias where there are biases or groups. With
-//   groups of neighbouring experts only
-//            those of the n_used groups whose n_best largest sizes have the largest sums can be chosen
-//   weights  scores of the chosen, divided by their sum if `normalise`, times the factors
+//   scores: a softmax over all experts, or a sigmoid of each
+//   sizes: the values that choose the experts: x, or scores + bias if there are biases or groups.
+//   With groups of neighbouring experts, only experts of n_used groups can be chosen. These are the
+//   groups with the largest sums of their n_best largest sizes.
+//   weights: scores of the chosen experts, divided by their sum if `normalise`, times the factors
 //
-// A warp a row. Grid: (rows). Shared memory: 2 * n_experts + n_groups floats.
+// A warp has one row. Grid: (rows). Shared memory: 2 * n_experts + n_groups floats.
 #include "kernels.cuh"
 
-// Whether (a, i) comes before (b, j).
+// Returns true if (a, i) comes before (b, j).
 __device__ __forceinline__ bool before(float a, uint i, float b, uint j) { return a > b || (a == b && i < j); }
 
 #if __CUDA_ARCH__ >= 800
-// Bits of a number in the order of numbers, above 0; both zeros are one.
+// Bits of a value in ascending order, above 0. Both zeros are equal.
 __device__ __forceinline__ uint order_of(float x) {
     const uint bits = __float_as_uint(x + 0.0f);
     return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// Expert j of the row's k, of at most 32 * M experts, in lane j: a lane keeps its sizes in
-// registers, and each turn takes two reductions of the warp. `chosen`: the sum of their scores.
+// Chooses the row's k experts, of at most 32 * M, and returns expert j in lane j. A lane keeps its
+// sizes in registers, and each expert takes two reductions of the warp. `chosen` is the sum of
+// their scores.
 template <int M> __device__ __forceinline__ uint choose(const float *sizes, const float *scores, uint n, uint k, uint lane, float &chosen) {
     uint keys[M], mine = 0;
 #pragma unroll
@@ -50,7 +51,7 @@ __device__ __forceinline__ float number(float x) { return x == x ? x : -INFINITY
 KERNEL(32) route(const __grid_constant__ RouteArguments a) {
     begin();
     extern __shared__ float scores[]; // (n_experts)
-    float *sizes = scores + a.n_experts; // (n_experts); NaN: was chosen
+    float *sizes = scores + a.n_experts; // (n_experts); NaN: already chosen
     float *sums = sizes + a.n_experts;   // (n_groups)
     const uint lane = threadIdx.x, row = blockIdx.x, n = a.n_experts;
     const float *x = a.x + ulong(row) * n;

@@ -1,14 +1,14 @@
-// States of heads that are matrices S (rows, cols), carried along the positions of a span: a block
-// has a head of a span, a thread a column of S, which lies where the state after the span goes.
-// Sums over rows in order.
+// States of heads that are matrices S (rows, cols), updated along the positions of a span. A block
+// has one head of a span, and a thread has one column of S. The thread updates it at the address of
+// the state after the span. Sums over rows are in order.
 #pragma once
 #include "kernels.cuh"
 
-// Rows of a state, at most.
+// Most rows of a state.
 #define MOST_ROWS 512
 
-// The state of a head before the span, copied to where the one after it goes; and the column of a
-// thread.
+// Copies the state of a head before the span to the address of the state after it. Returns the
+// column of a thread.
 __device__ __forceinline__ float *begin_state(const ScanArguments &a, const Span &span, uint head) {
     const ulong at = ulong(head) * a.rows * a.cols;
     float *to = a.states + span.state_to * a.state_stride + at;

@@ -1,5 +1,5 @@
 // The selective scan: S = exp(rate * step) S + b (step * x)^T; out = S^T c + skip * x. Grid:
-// (heads, rows), of which there are at least as many as spans; spans after the step's own have no
+// (heads, rows). There are at least as many rows as spans; spans after the step's last one have no
 // rows.
 #include "scan.cuh"
 

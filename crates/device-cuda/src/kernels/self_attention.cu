@@ -1,4 +1,4 @@
-// Attention of each row over rows of its span (attention/decode.cuh): a query head by itself.
+// Attention of each row to rows of its span (attention/decode.cuh), one query head a block.
 #include "attention/decode.cuh"
 
 ATTENTION(self_attention_d2, OfStep, 1, 2)

@@ -1,7 +1,7 @@
-// A causal convolution along the positions of each sequence, column by column, over the state of
-// size - 1 rows before the span; the last size - 1 rows up to its end become the new state. Sums in
-// the order of the weights. Grid: (columns / 128, rows), of which there are at least as many as
-// spans.
+// A causal convolution along the positions of each sequence, column by column. It begins with the
+// state, the size - 1 rows before the span. The last size - 1 rows up to the span's end become the
+// new state. Sums are in the order of the weights. Grid: (columns / 128, rows). There are at least
+// as many rows as spans.
 #include "kernels.cuh"
 
 KERNEL(128) short_conv(const __grid_constant__ SpanArguments a) {
@@ -9,7 +9,7 @@ KERNEL(128) short_conv(const __grid_constant__ SpanArguments a) {
     const uint column = blockIdx.x * 128 + threadIdx.x;
     if (column >= a.cols || blockIdx.y >= a.n_spans) return;
     const Span span = a.spans[blockIdx.y];
-    // The host leaves spans without rows after the step's own.
+    // Spans after the step's last one have no rows.
     if (span.n_rows == 0) return;
     const float *x = a.x + ulong(span.first_row) * a.cols + column;
     const uint n = a.size - 1;
@@ -24,6 +24,6 @@ KERNEL(128) short_conv(const __grid_constant__ SpanArguments a) {
         for (uint j = 0; j < a.size; j++) sum = __fmaf_rn(a.weight[column * a.size + j], at(int(i + j) - int(n)), sum);
         a.out[ulong(span.first_row + i) * a.cols + column] = sum;
     }
-    // The state that is read is never the one that is written.
+    // The old state and the new state never share memory.
     for (uint j = 0; j < n; j++) after[ulong(j) * a.cols] = at(int(span.n_rows + j) - int(n));
 }

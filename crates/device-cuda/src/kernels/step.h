@@ -1,4 +1,3 @@
-// What a step is, as kernels see it: the parts of the step buffer, which the host writes before it
-// submits the step.
+// The parts of the step buffer. The host writes them before it submits the step.
 #pragma once
 #include "step_parts.h"

@@ -1,7 +1,7 @@
-// A step's words from the host's pinned memory to the GPU's, some ranges of it: the first work of
-// every step. Grid: (any, 8 ranges, steps). Each range has its own blocks, because a word takes a
-// microsecond and more over the bus. A thread's first word comes while the step before ends: the
-// host wrote it before it submitted this step.
+// Copies ranges of a step's words from the host's pinned memory to the GPU. It is the first work of
+// every step. Grid: (any, 8 ranges, steps). Each range has its own blocks, because a word takes
+// more than a microsecond over the bus. A thread loads its first word while the previous step ends,
+// because the host wrote it before it submitted this step.
 #include "kernels.cuh"
 
 KERNEL(256) step_load(const __grid_constant__ StepLoadArguments a) {

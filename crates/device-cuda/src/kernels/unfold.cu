@@ -1,6 +1,6 @@
-// The windows of a convolution along the rows of each span: out[i][c * size + j] = x[stride * i +
-// j - (size - 1) / 2][c], 0 outside the span. `cols` are those of x, `n_rows` the rows of out, of
-// which a token has `kind`. Grid: (columns of out / 256, rows of out).
+// The windows of a convolution along the rows of each span: out[i][c * size + j] = x[stride * i + j
+// - (size - 1) / 2][c], 0 outside the span. `cols` is the number of columns of x, and `n_rows` the
+// number of rows of out. A token has `kind` rows of out. Grid: (columns of out / 256, rows of out).
 #include "kernels.cuh"
 
 KERNEL(256) unfold(const __grid_constant__ SpanArguments a) {

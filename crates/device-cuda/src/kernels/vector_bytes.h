@@ -4,5 +4,5 @@
 
 __device__ constexpr unsigned vector_bytes_f16(unsigned head_dim) { return 2 * head_dim; }
 __device__ constexpr unsigned vector_bytes_q8_0(unsigned head_dim) { return head_dim / 32 * 34; }
-// A byte for each column, padded to whole words, and the scale.
+// One byte for each column, padded to whole words, then the scale.
 __device__ constexpr unsigned vector_bytes_fp8(unsigned head_dim) { return ((head_dim + 3) & ~3u) + 4; }

@@ -1,12 +1,12 @@
 // out = softmax(softcap(scale * q k^T)) v of one row over its positions, for G query heads that
 // share a KV head.
 //
-// A block of 4 warps takes a row, G heads and a part of the positions. A warp takes 32 positions at
-// a time: each lane makes the scores of one position with all G heads, then all lanes together add
-// the values of the 32, weighed. The softmax is online, in f32. Warps are merged through shared
-// memory. Where positions are split over blocks, each leaves its sums, and merge.cuh joins them.
-// How they are split depends only on the row's own position, so a row's result does not depend on
-// its company.
+// A block of 4 warps has a row, G heads and a part of the positions. A warp has 32 positions at a
+// time. Each lane computes the scores of one position with all G heads, then all lanes together add
+// the weighted values of the 32 positions. The softmax is online, in f32. Warps are merged through
+// shared memory. If positions are split over blocks, each block stores its sums, and merge.cu
+// merges them. The split depends only on the row's own position, so a row's result does not depend
+// on other rows.
 //
 // Bytes moved: keys and values of the row's positions once for G heads. Grid: (KV heads *
 // ceil(group / G), splits, rows).
@@ -17,7 +17,7 @@
 
 #define ATTENTION_WARPS 4
 
-// Where a row's keys and values are: in pages of a cache.
+// Keys and values in pages of the cache.
 template <class Kv_> struct Paged {
     typedef Kv_ Kv;
     static constexpr bool HALVES = Kv::HALVES, BYTES = Kv::BYTES, ONE_SCALE = Kv::ONE_SCALE;
@@ -43,7 +43,7 @@ template <class Kv_> struct Paged {
         return vector_of<Kv>(a.pages, table, position, head, false);
     }
     __device__ __forceinline__ uint bytes() const { return Kv::bytes(a.pages.head_dim); }
-    // From a key to its value.
+    // Distance in bytes from a key to its value.
     __device__ __forceinline__ ulong to_value() const {
         return a.pages.values_are_keys ? 0 : ulong(a.pages.n_kv_heads) * a.pages.page_len * Kv::bytes(a.pages.head_dim);
     }
@@ -51,8 +51,8 @@ template <class Kv_> struct Paged {
     __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) const { Kv::four(v, a.pages.head_dim, i, x); }
 };
 
-// Or rows of this step: those of the row's own span, or of them those within a window to both
-// sides.
+// Keys and values that are rows of this step. A row sees its own span, or only rows of it within a
+// window to both sides.
 struct OfStep {
     static constexpr bool HALVES = false, BYTES = false, ONE_SCALE = false;
     const AttentionArguments &a;
@@ -75,8 +75,8 @@ struct OfStep {
     __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) const { KvF32::four(v, 0, i, x); }
 };
 
-// Of pages whose columns are bytes: four columns without their scale, and the scale of a block of
-// 32 columns.
+// Functions for pages whose columns are bytes: four columns without their scale, and the scale of a
+// block of 32 columns.
 template <class Source> __device__ __forceinline__ void numbers_of(uint word, float (&x)[4]) {
     if constexpr (Source::BYTES) Source::Kv::numbers(word, x);
 }
@@ -85,7 +85,7 @@ template <class Source> __device__ __forceinline__ float scale_of(const uchar *v
     return 1.0f;
 }
 
-// N words, 4 N bytes after a multiple of 16.
+// Loads N words from an address that is a multiple of 4 N, at most 16.
 template <int N> __device__ __forceinline__ void load_words(uint (&to)[N], const uchar *from) {
     if constexpr (N == 1) {
         to[0] = *(const uint *)from;
@@ -108,7 +108,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
     __shared__ float queries[G][32 * COLUMNS];
     __shared__ float totals[ATTENTION_WARPS][G][2];
     constexpr int MOST_TERMS = 1 + (COLUMNS > 8 ? MOST_BIASED_COLUMNS : 32 * COLUMNS);
-    // of what keys are stored without
+    // terms of the scores that keys are stored without (key_bias.cuh)
     __shared__ float terms[Source::BYTES ? G : 1][Source::BYTES ? MOST_TERMS : 1];
     __shared__ float others[ATTENTION_WARPS - 1][G][32 * COLUMNS];
     announce();
@@ -125,8 +125,8 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
     const uint from = start + split * per, to = min(end, from + per);
     const ulong to_value = source.to_value();
     const auto key_of = [&](uint first) { return source.key(first + min(lane, min(32u, to - first) - 1)); };
-    // Where the first keys and values are is known from the step's numbers, and most of them are
-    // older than this step.
+    // The addresses of the first keys and values follow from the step's arguments. Most of these
+    // vectors are older than this step, so they are prefetched before `await`.
     const uchar *key = nullptr;
     if (from + warp * 32 < to) {
         key = key_of(from + warp * 32);
@@ -161,9 +161,9 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
         for (int d = 0; d < COLUMNS; d++) sums[g][d] = 0.0f;
     }
     const bool aligned = (dim & 3) == 0;
-    // Halves come 16 bytes at a time, all that a lane needs of a few positions before any of it is
-    // used: the way to memory and back is what takes time. A lane's columns are neighbours then.
-    // Bytes come a word at a time, where vectors begin at a multiple of 4.
+    // With `wide` loads a lane has neighbouring columns, 16 bytes at a time for halves and a word
+    // at a time for bytes. It loads all that it needs of a few positions before it uses any of it,
+    // since latency is what costs.
     const bool wide = (Source::HALVES && (dim & 7) == 0 && dim % COLUMNS == 0) || (Source::BYTES && (dim & 63) == 0 && dim % COLUMNS == 0);
     constexpr int BATCH = COLUMNS <= 4 ? 8 : COLUMNS <= 8 ? 4 : 2;
     const auto column = [&](int d) { return wide ? lane * COLUMNS + d : lane + 32 * d; };
@@ -265,7 +265,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
             if (a.softcap != 0.0f) score = a.softcap * tanhf(score / a.softcap);
             if (lane >= n) score = -INFINITY_F;
             const float now = fmaxf(most[g], warp_max(score));
-            // Nothing above -infinity so far: -infinity less itself would be NaN.
+            // If every score so far is -infinity, `most - now` would be NaN.
             const float by = now == -INFINITY_F ? 1.0f : expf(most[g] - now);
             weights[g] = now == -INFINITY_F ? (score != score ? score : 0.0f) : expf(score - now);
             most[g] = now;
@@ -276,7 +276,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
         const ulong mine = ulong(key);
         if (next < to) key = key_of(next);
         if (Source::BYTES && wide) {
-            // Four columns, which are of one block of 32; two, where a lane has no more.
+            // A word has four columns of one block of 32; two columns, if a lane has no more.
             constexpr int WORDS = COLUMNS < 4 ? 1 : COLUMNS / 4, EACH = COLUMNS < 4 ? COLUMNS : 4;
             constexpr bool ONE_SCALE = Source::ONE_SCALE || 32 % COLUMNS == 0;
             const bool has = lane * COLUMNS < dim;
@@ -344,7 +344,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
                 for (int b = 0; b < BATCH; b++) {
 #pragma unroll
                     for (int g = 0; g < G; g++) {
-                        // Past the end it is 0, and the value that of the last position.
+                        // Past the end the weight is 0, and the value is that of the last position.
                         const float weight = __shfl_sync(0xffffffffu, weights[g], first_value + b);
 #pragma unroll
                         for (int d = 0; d < COLUMNS; d += 2) {

@@ -1,5 +1,5 @@
-// What blocks that split a row's positions left, joined: sums by weight, and the sink. In the order
-// of the splits. Grid: (heads, rows).
+// Merges the results of blocks that split a row's positions: weighted sums, in the order of the
+// splits, then the sink. Grid: (heads, rows).
 #include "kernels.cuh"
 
 KERNEL(128) attention_merge(const __grid_constant__ AttentionArguments a) {
@@ -10,7 +10,7 @@ KERNEL(128) attention_merge(const __grid_constant__ AttentionArguments a) {
     for (uint s = 0; s < a.n_splits; s++) all = fmaxf(all, a.totals[2 * (first + s)]);
     float sum = a.sinks != nullptr ? expf(a.sinks[head] - all) : 0.0f;
     for (uint s = 0; s < a.n_splits; s++) {
-        // An empty split has weight 0, and its sums were not written.
+        // An empty split has weight 0, and its sums were never written.
         if (a.totals[2 * (first + s) + 1] != 0.0f) {
             sum = __fmaf_rn(expf(a.totals[2 * (first + s)] - all), a.totals[2 * (first + s) + 1], sum);
         }

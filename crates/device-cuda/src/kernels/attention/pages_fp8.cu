@@ -1,5 +1,5 @@
-// Attention over pages of FP8 (attention/decode.cuh), by query heads that share a KV head and
-// columns of a head.
+// Attention over pages of FP8 (attention/decode.cuh): a kernel for each number of query heads in a
+// block (g) and of columns in a lane (d).
 #include "attention/decode.cuh"
 
 ATTENTION(attention_fp8_g1_d2, Paged<KvFp8>, 1, 2)

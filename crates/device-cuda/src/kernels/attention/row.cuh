@@ -1,22 +1,27 @@
-// One row of one sequence: heads on their way to the cache and attention in one launch, over F16
-// pages. As qk_rope_kv and then attention: norms of heads, rotation, keys and values to their page,
-// out = softmax(softcap(scale * q k^T)) v.
+// One row of one sequence in one launch, over F16 pages: the work of qk_rope_kv and then attention.
+// It computes norms and RoPE of heads, stores key and value in their page, and computes out =
+// softmax(softcap(scale * q k^T)) v.
 //
-// A block has one query head. LANES lanes take a position, 8 columns each, so a warp takes 32 /
-// LANES positions at a time; each such group of lanes has a softmax of its own, in f32, and all are
-// joined at the end. What steps before this one wrote, keys and values of earlier positions, is on
-// its way before `await`, and so are the sines and cosines: no kernel of this step writes what that
-// needs (step_load and the kernel after it start only when what was before is done). The last warp
-// rotates the new key, in each block; the first block of a KV head stores it. The new position is
-// seen through the rounding to halves that the cache has.
+// A block has one query head. LANES lanes have one position, 8 columns each, so a warp has 32 /
+// LANES positions at a time. Each group of LANES lanes has its own softmax in f32, and all are
+// merged at the end.
+//
+// Keys and values of earlier positions are loaded before `await`, and sines and cosines computed.
+// No kernel of this step writes their inputs: step_load and the kernel after it start only when all
+// earlier work is done. The last warp of each block computes the new key, and the first block of a
+// KV head stores it. The new key and value are rounded to halves before use, like those in the
+// cache.
 //
 // Host contract
 //   parameter RowArguments: n_rows 1; head_dim a multiple of 8, at most 8 LANES; n_q_heads of
-//   `heads` are those of `attention` threads 512; grid (query heads)
+//     `heads` equal to n_heads of `attention`
+//   threads 512; grid (query heads)
 // Order of accumulation: positions of a group of lanes ascending, groups of a warp by a butterfly,
-// warps ascending. Bytes moved: keys and values once for each query head, from L2 for all but one.
-// Measured, 25 November 2026, H100: 3.7 us at position 64 of 32 query heads of 64, 4.2 us of 16 of
-// 128; linear/NOTES.md.
+// warps ascending.
+// Bytes moved: keys and values once for each query head; only the first of a group reads them from
+// memory, the others from L2.
+// Measured, 25 November 2026, H100: 3.7 us at position 64 with 32 query heads of 64 columns, 4.2 us
+// with 16 heads of 128; linear/NOTES.md.
 #pragma once
 #include "kernels.cuh"
 #include "pages.cuh"
@@ -24,14 +29,14 @@
 #define ROW_WARPS 16
 #define ROW_THREADS 512
 
-// 8 numbers from a multiple of 8 on.
+// Loads 8 floats from an address that is a multiple of 16 bytes.
 __device__ __forceinline__ void load_eight(const float *x, float (&v)[8]) {
     const Vec4 low = *(const Vec4 *)x, high = *(const Vec4 *)(x + 4);
     v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
     v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
 }
 
-// Columns 8 * chunk to 8 * chunk + 7 of a head, and those that the rotation pairs them with.
+// Columns 8 * chunk to 8 * chunk + 7 of a head, and the columns that RoPE pairs with them.
 struct Columns {
     float own[8], other[8];
 };
@@ -57,8 +62,8 @@ __device__ __forceinline__ void load_columns(const HeadsArguments &h, const floa
     }
 }
 
-// The columns normalised and turned. `sine` and `cosine` are of their pairs; `weight`: of the norm,
-// 1 where there is none.
+// Normalises the columns and applies RoPE. `sine` and `cosine` are those of the columns' pairs.
+// `weight` is the norm's, or 1.
 template <int LANES>
 __device__ __forceinline__ void turn(const HeadsArguments &h, const Columns &c, bool norm, const Columns &weight, float eps, uint chunk,
                                      const float (&sine)[8], const float (&cosine)[8], float (&out)[8]) {
@@ -90,9 +95,87 @@ __device__ __forceinline__ void weight_columns(const HeadsArguments &h, bool nor
     for (int i = 0; i < 8; i++) c.own[i] = c.other[i] = 1.0f;
 }
 
+__device__ __forceinline__ Word4 words_of(const float *x) {
+    return {f16x2_of_f32(x[0], x[1]), f16x2_of_f32(x[2], x[3]), f16x2_of_f32(x[4], x[5]), f16x2_of_f32(x[6], x[7])};
+}
+
 __device__ __forceinline__ void halves_of(const Word4 &w, float (&x)[8]) {
     x[0] = low_f16(w.x), x[1] = high_f16(w.x), x[2] = low_f16(w.y), x[3] = high_f16(w.y);
     x[4] = low_f16(w.z), x[5] = high_f16(w.z), x[6] = low_f16(w.w), x[7] = high_f16(w.w);
+}
+
+// Sines and cosines of a lane's 8 columns at a position, times the scale of RoPE.
+__device__ __forceinline__ void rotation_of(const HeadsArguments &h, uint position, uint chunk, float (&sine)[8], float (&cosine)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint c = 8 * chunk + i, half = h.n_dims / 2;
+        sine[i] = 0.0f, cosine[i] = 1.0f;
+        if (c >= h.n_dims) continue;
+        sincosf(float(position) * h.frequencies[h.interleaved != 0 ? c / 2 : c % half], &sine[i], &cosine[i]);
+        sine[i] *= h.scale, cosine[i] *= h.scale;
+    }
+}
+
+// The online softmax of a group of LANES lanes, each with 8 columns of `out`.
+template <int LANES> struct RowSoftmax {
+    float high = -INFINITY_F, sum = 0.0f, out[8] = {};
+
+    // Adds a position if `there`. All lanes of a warp call it.
+    __device__ __forceinline__ void add(const AttentionArguments &a, const float (&q)[8], const float (&k)[8], const float (&v)[8], bool there) {
+        float score = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) score = __fmaf_rn(q[i], k[i], score);
+#pragma unroll
+        for (int step = 1; step < LANES; step *= 2) score += __shfl_xor_sync(0xffffffffu, score, step);
+        score *= a.scale;
+        if (a.softcap != 0.0f) score = a.softcap * tanhf(score / a.softcap);
+        if (!there) return;
+        const float now = fmaxf(high, score);
+        const float by = now == -INFINITY_F ? 1.0f : __expf(high - now);
+        const float weight = now == -INFINITY_F ? (score != score ? score : 0.0f) : __expf(score - now);
+        high = now;
+        sum = sum * by + weight;
+#pragma unroll
+        for (int i = 0; i < 8; i++) out[i] = out[i] * by + weight * v[i];
+    }
+
+    // Merges the groups of a warp: afterwards each group has the sums of all.
+    __device__ __forceinline__ void join_groups() {
+        float all = high;
+#pragma unroll
+        for (int step = LANES; step < 32; step *= 2) all = fmaxf(all, __shfl_xor_sync(0xffffffffu, all, step));
+        const float by = all == -INFINITY_F ? 1.0f : __expf(high - all);
+        sum *= by;
+#pragma unroll
+        for (int i = 0; i < 8; i++) out[i] *= by;
+#pragma unroll
+        for (int step = LANES; step < 32; step *= 2) {
+            sum += __shfl_xor_sync(0xffffffffu, sum, step);
+#pragma unroll
+            for (int i = 0; i < 8; i++) out[i] += __shfl_xor_sync(0xffffffffu, out[i], step);
+        }
+        high = all;
+    }
+};
+
+// Merges the warps of a block and stores the row. A lane first has a warp's sums, then a column.
+template <int LANES>
+__device__ __forceinline__ void store_row(const AttentionArguments &a, const float (&outputs)[ROW_WARPS][8 * LANES], const float (&most)[ROW_WARPS],
+                                          const float (&total)[ROW_WARPS], uint head, uint warp, uint lane) {
+    const uint dim = a.pages.head_dim;
+    float mine = lane < ROW_WARPS ? most[lane] : -INFINITY_F;
+    float top = warp_max(mine);
+    if (a.sinks != nullptr) top = fmaxf(top, a.sinks[head]);
+    mine = top == -INFINITY_F ? 1.0f : __expf(mine - top);
+    float weights = warp_sum(lane < ROW_WARPS ? mine * total[lane] : 0.0f);
+    if (a.sinks != nullptr) weights += __expf(a.sinks[head] - top);
+    const uint c = warp * 32 + lane;
+    float result = 0.0f;
+#pragma unroll
+    for (int w = 0; w < ROW_WARPS; w++) {
+        result = __fmaf_rn(__shfl_sync(0xffffffffu, mine, w), outputs[w][c % (8 * LANES)], result);
+    }
+    if (c < dim) a.out[ulong(head) * dim + c] = __fdividef(result, weights);
 }
 
 template <int LANES> __device__ __forceinline__ void attend_row(const RowArguments &args) {
@@ -101,7 +184,7 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
     constexpr int AT_ONCE = 32 / LANES, STEP = ROW_WARPS * AT_ONCE, BATCH = 4;
     __shared__ float outputs[ROW_WARPS][8 * LANES];
     __shared__ float most[ROW_WARPS], total[ROW_WARPS];
-    __shared__ float fresh[2][32][8]; // by lane of the last warp: the new key and value
+    __shared__ float fresh[2][32][8]; // the new key and value, by lane of the last warp
     announce();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, chunk = lane % LANES, of_warp = lane / LANES;
     const uint dim = a.pages.head_dim, head = blockIdx.x, group = a.n_heads / a.pages.n_kv_heads, kv_head = head / group;
@@ -111,7 +194,7 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
     uint start = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
     if (a.chunked) start = position / a.window * a.window;
     const ulong to_value = a.pages.values_are_keys ? 0 : ulong(a.pages.n_kv_heads) * a.pages.page_len * dim * 2;
-    // Keys and values of a batch of positions, of those before this one.
+    // Keys and values of a batch of earlier positions.
     Word4 key[BATCH], value[BATCH];
     const auto load = [&](uint from) {
 #pragma unroll
@@ -126,15 +209,8 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
     };
     load(start);
     float sine[8], cosine[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const uint c = 8 * chunk + i, half = h.n_dims / 2;
-        sine[i] = 0.0f, cosine[i] = 1.0f;
-        if (c >= h.n_dims) continue;
-        sincosf(float(position) * h.frequencies[h.interleaved != 0 ? c / 2 : c % half], &sine[i], &cosine[i]);
-        sine[i] *= h.scale, cosine[i] *= h.scale;
-    }
-    // The last warp makes the new key as the others make the query, and the query too.
+    rotation_of(h, position, chunk, sine, cosine);
+    // The last warp computes the new key as well as the query.
     const bool newest = warp == ROW_WARPS - 1;
     Columns weight;
     weight_columns(h, h.q_norm != 0, h.q_weight, chunk, weight);
@@ -156,28 +232,8 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
         for (int i = 0; i < 8; i++) fresh[0][lane][i] = new_key[i], fresh[1][lane][i] = new_value[i];
     }
     turn<LANES>(h, raw, h.q_norm != 0, weight, h.q_eps, chunk, sine, cosine, q);
-    float high = -INFINITY_F, sum = 0.0f, out[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = 0.0f;
-    // One position a group of lanes; -infinity, where there is none.
-    const auto see = [&](const float (&k)[8], const float (&v)[8], bool there) {
-        float score = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 8; i++) score = __fmaf_rn(q[i], k[i], score);
-#pragma unroll
-        for (int step = 1; step < LANES; step *= 2) score += __shfl_xor_sync(0xffffffffu, score, step);
-        score *= a.scale;
-        if (a.softcap != 0.0f) score = a.softcap * tanhf(score / a.softcap);
-        if (!there) return;
-        const float now = fmaxf(high, score);
-        const float by = now == -INFINITY_F ? 1.0f : __expf(high - now);
-        const float weight = now == -INFINITY_F ? (score != score ? score : 0.0f) : __expf(score - now);
-        high = now;
-        sum = sum * by + weight;
-#pragma unroll
-        for (int i = 0; i < 8; i++) out[i] = out[i] * by + weight * v[i];
-    };
-    // Whole warps go round together, for the shuffles.
+    RowSoftmax<LANES> softmax;
+    // All lanes of a warp run the same iterations, since they call shuffles.
     for (uint from = start; from < position; from += BATCH * STEP) {
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
@@ -190,7 +246,7 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
 #pragma unroll
                 for (int i = 0; i < 8; i++) k[i] = v[i] = 0.0f;
             }
-            see(k, v, there);
+            softmax.add(a, q, k, v, there);
         }
         if (from + BATCH * STEP < position) load(from + BATCH * STEP);
     }
@@ -198,10 +254,7 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
         float k[8], v[8];
         Word4 words[2];
         const float *new_key = fresh[0][lane], *new_value = fresh[1][lane];
-        words[0] = {f16x2_of_f32(new_key[0], new_key[1]), f16x2_of_f32(new_key[2], new_key[3]),
-                    f16x2_of_f32(new_key[4], new_key[5]), f16x2_of_f32(new_key[6], new_key[7])};
-        words[1] = {f16x2_of_f32(new_value[0], new_value[1]), f16x2_of_f32(new_value[2], new_value[3]),
-                    f16x2_of_f32(new_value[4], new_value[5]), f16x2_of_f32(new_value[6], new_value[7])};
+        words[0] = words_of(new_key), words[1] = words_of(new_value);
         if (a.pages.values_are_keys) words[1] = words[0];
         if (head % group == 0 && of_warp == 0 && has) {
             uchar *vector = vector_of<KvF16>(a.pages, table, position, kv_head, false) + 16 * chunk;
@@ -213,41 +266,15 @@ template <int LANES> __device__ __forceinline__ void attend_row(const RowArgumen
             }
         }
         halves_of(words[0], k), halves_of(words[1], v);
-        see(k, v, of_warp == 0);
+        softmax.add(a, q, k, v, of_warp == 0);
     }
-    // Groups of lanes of the warp.
-    float all = high;
-#pragma unroll
-    for (int step = LANES; step < 32; step *= 2) all = fmaxf(all, __shfl_xor_sync(0xffffffffu, all, step));
-    const float by = all == -INFINITY_F ? 1.0f : __expf(high - all);
-    sum *= by;
-#pragma unroll
-    for (int i = 0; i < 8; i++) out[i] *= by;
-#pragma unroll
-    for (int step = LANES; step < 32; step *= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, step);
-#pragma unroll
-        for (int i = 0; i < 8; i++) out[i] += __shfl_xor_sync(0xffffffffu, out[i], step);
-    }
+    softmax.join_groups();
     if (of_warp == 0) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) outputs[warp][8 * chunk + i] = out[i];
-        if (chunk == 0) most[warp] = all, total[warp] = sum;
+        for (int i = 0; i < 8; i++) outputs[warp][8 * chunk + i] = softmax.out[i];
+        if (chunk == 0) most[warp] = softmax.high, total[warp] = softmax.sum;
     }
     __syncthreads();
     if (warp * 32 >= dim) return;
-    // A lane for each warp of the block, then for each column.
-    float mine = lane < ROW_WARPS ? most[lane] : -INFINITY_F;
-    float top = warp_max(mine);
-    if (a.sinks != nullptr) top = fmaxf(top, a.sinks[head]);
-    mine = top == -INFINITY_F ? 1.0f : __expf(mine - top);
-    float weights = warp_sum(lane < ROW_WARPS ? mine * total[lane] : 0.0f);
-    if (a.sinks != nullptr) weights += __expf(a.sinks[head] - top);
-    const uint c = warp * 32 + lane;
-    float result = 0.0f;
-#pragma unroll
-    for (int w = 0; w < ROW_WARPS; w++) {
-        result = __fmaf_rn(__shfl_sync(0xffffffffu, mine, w), outputs[w][c % (8 * LANES)], result);
-    }
-    if (c < dim) a.out[ulong(head) * dim + c] = __fdividef(result, weights);
+    store_row<LANES>(a, outputs, most, total, head, warp, lane);
 }

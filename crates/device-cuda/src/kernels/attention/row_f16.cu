@@ -1,5 +1,5 @@
-// Heads and attention of one row over F16 pages (attention/row.cuh), by the lanes that take a
-// position.
+// Heads and attention of one row over F16 pages (attention/row.cuh), a kernel for each number of
+// lanes of a position.
 #include "attention/row.cuh"
 
 KERNEL(ROW_THREADS) row_f16_l8(const __grid_constant__ RowArguments a) { attend_row<8>(a); }

@@ -1,4 +1,4 @@
-// What kernels of attention by tiles share: prefill.cuh (mma) and warpgroups.cuh (wgmma).
+// Code that the kernels of attention by tiles share: prefill.cuh (mma) and warpgroups.cuh (wgmma).
 #pragma once
 #include "e4m3.cuh"
 #include "gemm/ptx.h"
@@ -7,18 +7,20 @@
 #include "arguments.h"
 #include "vector_bytes.h"
 
-// What pages hold (pages.cuh).
+// Types of pages (pages.cuh).
 enum FlashPages { FLASH_F16, FLASH_Q8_0, FLASH_FP8 };
 
-// Queries of one span that a block computes: the `first`-th and those that follow. A span has
-// `heads` queries for each of its rows, those of a row together.
+// The queries of one span that a block computes: `n_queries` of them, from the `first`-th on. A
+// span has `heads` queries for each of its rows, and those of a row are neighbours.
 struct FlashTile {
-    // of the step: the span, its first row, how many rows and its first row's position
+    // The span's index in the step, its first row, its number of rows, and the position of its
+    // first row.
     u32 span, span_first, span_rows, span_position;
-    u32 first, n_queries;                           // 0: there is no such tile
+    u32 first, n_queries;                           // n_queries 0: there is no such tile
 };
 
-// The `wanted`-th tile of `most` queries, counted over all spans. All lanes of a warp call it.
+// The `wanted`-th tile of at most `most` queries, counted over all spans. All lanes of a warp call
+// it.
 INLINE FlashTile flash_tile(const AttentionArguments &a, u32 wanted, u32 most, u32 heads) {
     const u32 lane = threadIdx.x & 31, n_spans = a.row_spans[a.n_rows - 1] + 1;
     FlashTile tile = {};
@@ -49,7 +51,7 @@ INLINE FlashTile flash_tile(const AttentionArguments &a, u32 wanted, u32 most, u
 struct FlashRange {
     u32 first, end;
 };
-// What the `row`-th row of the span sees.
+// Positions that the `row`-th row of the span sees.
 INLINE FlashRange flash_seen(const AttentionArguments &a, const FlashTile &tile, u32 row) {
     if (a.n_states) return {0, a.n_states};
     const u32 own = tile.span_position + row;
@@ -63,7 +65,7 @@ INLINE float flash_byte(u32 word, int index) {
 
 // Keys or values of one KV head of a span.
 template <int D, FlashPages KIND> struct FlashVectors {
-    static constexpr u32 CHUNKS = D / 8; // of 8 columns
+    static constexpr u32 CHUNKS = D / 8; // chunks of 8 columns
     const AttentionArguments &a;
     const u32 *table;
     u32 shift, vector;
@@ -75,23 +77,24 @@ template <int D, FlashPages KIND> struct FlashVectors {
           head_at(a.pages.layer_offset + (u64)kv_head * a.pages.page_len * vector),
           to_values(a.pages.values_are_keys ? 0 : (u64)a.pages.n_kv_heads * a.pages.page_len * vector) {}
 
-    // Pages of the N positions from `position` on, a multiple of N: at most N / 16, one a lane.
+    // Page numbers of the N positions from `position` on, which is a multiple of N. There are at
+    // most N / 16 pages, one in each lane.
     template <u32 N> INLINE u32 pages(u32 position, FlashRange range) const {
         position += (threadIdx.x & 31 & mask<N>()) << shift;
         return position < range.end && (position | (a.pages.page_len - 1)) >= range.first ? table[position >> shift] : 0u;
     }
     template <u32 N> INLINE u32 mask() const { return (1u << shift) < N ? (N >> shift) - 1 : 0; }
 
-    // N positions to shared memory as halves, by THREADS threads: at (position of the tile, chunk)
-    // is where a chunk goes. What is out of `range` becomes zeros.
+    // Loads N positions to shared memory as halves, with THREADS threads. at(position in the tile,
+    // chunk) is the offset of a chunk. Positions outside `range` become zeros.
     template <u32 N, u32 THREADS, class At> INLINE void load(u32 position_0, FlashRange range, u32 pages, bool values, u8 *shared, At at) const {
         const u8 *from_head = a.pages.pool + head_at + (values ? to_values : 0);
-        // all of it in one page
+        // The whole tile is in one page.
         const bool whole = mask<N>() == 0 && position_0 >= range.first && position_0 + N <= range.end;
         const u8 *from_page = from_head + __shfl_sync(~0u, pages, 0) * a.pages.page_bytes + (position_0 & (a.pages.page_len - 1)) * vector;
 #pragma unroll
         for (u32 i0 = 0; i0 < N * CHUNKS; i0 += THREADS) {
-            // The same chunk each time, where that is so.
+            // A thread loads the same chunk each time if THREADS is a multiple of CHUNKS.
             const bool same = THREADS % CHUNKS == 0;
             const u32 i = same ? threadIdx.x : threadIdx.x + i0, r = i / CHUNKS + (same ? i0 / CHUNKS : 0), c = i % CHUNKS, position = position_0 + r;
             if (i0 + THREADS > N * CHUNKS && r >= N) continue;
@@ -104,7 +107,7 @@ template <int D, FlashPages KIND> struct FlashVectors {
             }
         }
     }
-    // The c-th chunk of a vector.
+    // Copies the c-th chunk of a vector.
     INLINE void copy(const u8 *from, u32 c, bool inside, u8 *shared, u32 to) const {
         if constexpr (KIND == FLASH_F16) {
             copy_16(shared_address(shared) + to, inside ? from + c * 16 : a.pages.pool, inside);
@@ -133,16 +136,16 @@ INLINE uint4 flash_query(const float *q) {
     return make_uint4(pack_half2_clamped(x.x, x.y), pack_half2_clamped(x.z, x.w), pack_half2_clamped(y.x, y.y), pack_half2_clamped(y.z, y.w));
 }
 
-// The softmax of a lane's two rows, g and g + 8 of a warp's 16, as tiles come. Weights are
-// 2^(score - most): `most` follows the largest score only where that has grown by more than 8, so
-// that sums seldom need to be multiplied, and no weight exceeds 2^8.
+// The online softmax of a lane's two rows, g and g + 8 of a warp's 16. Weights are 2^(score -
+// most). `most` is raised to the largest score only if that has grown by more than 8. So sums are
+// seldom rescaled, and no weight exceeds 2^8.
 struct FlashSoftmax {
     float most[2] = {-1e30f, -1e30f}, total[2] = {0, 0};
 
-    // From products of queries and keys to weights, in place: of each 8 positions from `position`
-    // on a lane has the 2 (lane % 4)-th and the next of both rows. `inner`: both rows see all of
-    // them. Whether sums so far are to be multiplied, and by what: the same for all lanes of a
-    // warp, which all call it.
+    // Replaces products of queries and keys by weights, in place. Of every 8 positions from
+    // `position` on, a lane has positions 2 (lane % 4) and 2 (lane % 4) + 1, for both rows.
+    // `inner`: both rows see all of the positions. Returns true if earlier sums must be multiplied
+    // by `factor`. The result is equal in all lanes of a warp, and all of them call it.
     template <int N> INLINE bool weigh(const AttentionArguments &a, float (&score)[N], u32 position, bool inner, const FlashRange (&seen)[2], float (&factor)[2]) {
         const float LOG2E = 1.4426950408889634f, NONE = -__int_as_float(0x7f800000), GROWTH = 8.0f;
         float factor_log2 = a.scale * LOG2E;
@@ -194,8 +197,7 @@ struct FlashSoftmax {
             weight[i / 2][(i & 1) * 2 + 1] = pack_half2(score[4 * i + 2], score[4 * i + 3]);
         }
     }
-    // By what sums of row h are to be multiplied in the end, after all tiles. All lanes of a warp
-    // call it.
+    // Factor of the sums of row h after the last tile. All lanes of a warp call it.
     INLINE float end(const AttentionArguments &a, int h, u32 head) {
         const float LOG2E = 1.4426950408889634f;
         total[h] += __shfl_xor_sync(~0u, total[h], 1);

@@ -4,22 +4,23 @@
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
 // Host contract
-//   parameter  AttentionArguments (arguments.h), as prefill.cuh
-//   threads    256
+//   parameter AttentionArguments (arguments.h), as in prefill.cuh
+//   threads 256
 //   grid (n_kv_heads, ceil(n_rows * group / 128) + number of spans - 1), group = n_heads /
-//   n_kv_heads: blocks without a tile end at once dynamic shared memory FlashWarpgroups<D>::SHARED
-//   layout     as prefill.cuh
+//     n_kv_heads: blocks without a tile return at once
+//   dynamic shared memory FlashWarpgroups<D>::SHARED bytes
+//   layout as in prefill.cuh
 //
-// A block has 128 queries of one KV head and span, those of all its query heads: so few rows see
-// nearly the same positions. A warpgroup has 64 of the queries, a warp 16. Keys and values come
-// TILE positions at a time by cp.async, two tiles ahead (one where D is 256), keys a tile before
-// values. An iteration of the loop starts the products of the next tile's keys and of this tile's
-// values together, and computes the next tile's weights as soon as the first are there. Queries are
-// read from shared memory, not kept in registers: NVRTC 12.9 overwrote such registers within the
-// loop. Tiles with the most positions start first.
+// A block has 128 queries of one KV head and span. All query heads of a row are neighbours, so the
+// block has few rows, which see nearly the same positions. A warpgroup has 64 of the queries, a
+// warp 16. Keys and values are loaded TILE positions at a time by cp.async, two tiles ahead (one if
+// D is 256), keys a tile before values. An iteration of the loop starts the products of the next
+// tile's keys and of this tile's values together. It computes the next tile's weights as soon as
+// the products of the keys are done. Queries are read from shared memory, not kept in registers:
+// NVRTC 12.9 overwrote such registers within the loop. Tiles with the most positions start first.
 //
 // Order of accumulation: positions ascending, TILE at a time.
-// Bytes: K and V of what a tile sees once for each 128 queries, from L2.
+// Bytes: the K and V that a tile sees, once for each 128 queries, from L2.
 // Measured: NOTES.md.
 #pragma once
 #include "attention_flash/tiles.cuh"
@@ -29,13 +30,56 @@ template <int D> struct FlashWarpgroups {
     static constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS, QUERIES = 64 * WARPGROUPS;
     static constexpr int TILE = 64, STAGES = D > 128 ? 2 : 3;
     static constexpr int KV = TILE * D * 2; // bytes
-    static constexpr int Q = 64 * D * 2;    // of a warpgroup
+    static constexpr int Q = 64 * D * 2;    // bytes of a warpgroup
     static constexpr int SHARED = 2 * STAGES * KV + WARPGROUPS * Q;
-    static constexpr int BLOCKS = D == 64 ? 2 : 1; // that share a multiprocessor
-    // Where of N rows a row has 8 columns, the c-th. 64 columns of all rows lie together, 128 bytes
-    // a row, whose eight pieces of 16 bytes are swizzled.
+    static constexpr int BLOCKS = D == 64 ? 2 : 1; // blocks that share a multiprocessor
+    // Offset of the c-th 8 columns of a row in a tile of N rows. 64 columns of all rows are
+    // neighbours, 128 bytes a row. The eight pieces of 16 bytes of such a row are swizzled.
     template <int N> static INLINE u32 at(u32 row, u32 c) { return c / 8 * (N * 128) + row * 128 + ((c ^ row) & 7) * 16; }
 };
+
+// A block's queries, as halves in shared memory.
+template <int D> INLINE void warpgroups_load_queries(const AttentionArguments &a, const FlashTile &tile, u32 kv_head, u32 group, u8 *queries) {
+    typedef FlashWarpgroups<D> Shape;
+    for (u32 i = threadIdx.x; i < Shape::QUERIES * D / 8; i += Shape::THREADS) {
+        const u32 r = i / (D / 8), c = i % (D / 8), query = tile.first + r;
+        const float *q = a.q + ((u64)(tile.span_first + query / group) * a.n_heads + kv_head * group + query % group) * D + c * 8;
+        *(uint4 *)(queries + r / 64 * Shape::Q + Shape::template at<64>(r % 64, c)) = r < tile.n_queries ? flash_query(q) : make_uint4(0, 0, 0, 0);
+    }
+}
+
+// score = q k^T of a warpgroup's 64 queries and a tile of keys, both in shared memory.
+template <int D, int N> INLINE void warpgroups_multiply_keys(float (&score)[N], u32 queries, u32 keys) {
+    constexpr int TILE = FlashWarpgroups<D>::TILE;
+#pragma unroll
+    for (int s = 0; s < D / 16; s++) {
+        const u64 q = wgmma_operand(queries + s / 4 * (64 * 128)) + 2 * (s % 4), k = wgmma_operand(keys + s / 4 * (TILE * 128)) + 2 * (s % 4);
+        Wgmma<TILE>::multiply_shared(score, q, k, s > 0);
+    }
+    wgmma_commit();
+}
+
+// out += weight v of a warpgroup's 64 queries and a tile of values in shared memory.
+template <int D, int N, int S> INLINE void warpgroups_multiply_values(float (&out)[N], u32 (&weight)[S][4], u32 values) {
+    constexpr int TILE = FlashWarpgroups<D>::TILE;
+#pragma unroll
+    for (int s = 0; s < TILE / 16; s++) Wgmma<D>::template multiply<1>(out, weight[s], wgmma_transposed(values + s * 2048, TILE * 128), 1);
+    wgmma_commit();
+}
+
+// Stores the lane's two queries, `mine` and `mine + 8` of the tile.
+template <int D, int N>
+INLINE void warpgroups_store(const AttentionArguments &a, const FlashTile &tile, u32 kv_head, u32 group, u32 mine, const float (&out)[N], FlashSoftmax &softmax) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const u32 query = mine + 8 * h, row = (tile.first + query) / group, head = kv_head * group + (tile.first + query) % group;
+        const float by = softmax.end(a, h, head);
+        if (query >= tile.n_queries) continue;
+        float *o = a.out + ((u64)(tile.span_first + row) * a.n_heads + head) * D + 2 * (lane & 3);
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) *(float2 *)(o + 8 * i) = make_float2(out[4 * i + 2 * h] * by, out[4 * i + 2 * h + 1] * by);
+    }}
 
 template <int D, FlashPages KIND> INLINE void attention_warpgroups(const AttentionArguments &a) {
     typedef FlashWarpgroups<D> Shape;
@@ -47,7 +91,7 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
     const FlashTile tile = flash_tile(a, gridDim.y - 1 - blockIdx.y, Shape::QUERIES, group);
     if (tile.n_queries == 0) return;
 
-    // What any of the tile's queries sees.
+    // Positions that any of the tile's queries sees.
     const FlashRange range = {flash_seen(a, tile, tile.first / group).first, flash_seen(a, tile, (tile.first + tile.n_queries - 1) / group).end};
     const u32 tile_0 = range.first / TILE, n_tiles = (range.end + TILE - 1) / TILE - tile_0;
     const FlashVectors<D, KIND> vectors(a, tile, kv_head);
@@ -56,8 +100,8 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
         u8 *to = flash_shared + (index % STAGES * 2 + values) * KV;
         vectors.template load<TILE, Shape::THREADS>((tile_0 + index) * TILE, range, pages, values, to, Shape::template at<TILE>);
     };
-    // Keys come one tile before values: the group of copies before the `index`-th has the values of
-    // the tile before `index` and its keys.
+    // Keys are loaded one tile before values. The copy group before tile `index` has the values of
+    // the tile before it and its own keys.
     u32 pages = pages_of(0), later_pages = pages_of(1);
     load(0, pages, false);
     copy_commit();
@@ -69,43 +113,30 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
     };
     for (u32 index = 1; index < STAGES; index++) load_next(index);
 
-    for (u32 i = threadIdx.x; i < Shape::QUERIES * D / 8; i += Shape::THREADS) {
-        const u32 r = i / (D / 8), c = i % (D / 8), query = tile.first + r;
-        const float *q = a.q + ((u64)(tile.span_first + query / group) * a.n_heads + kv_head * group + query % group) * D + c * 8;
-        *(uint4 *)(queries + r / 64 * Shape::Q + Shape::template at<64>(r % 64, c)) = r < tile.n_queries ? flash_query(q) : make_uint4(0, 0, 0, 0);
-    }
+    warpgroups_load_queries<D>(a, tile, kv_head, group, queries);
     const u32 q_at = shared_address(queries) + warp / 4 * Shape::Q;
 
-    // Of the warp's 16 queries the first and the last, and the lane's two.
+    // The warp's first and last query, then the lane's two queries.
     const u32 warp_first = min(tile.first + warp * 16, tile.first + tile.n_queries - 1), warp_last = min(warp_first + 15, tile.first + tile.n_queries - 1);
     const FlashRange all_see = {flash_seen(a, tile, warp_last / group).first, flash_seen(a, tile, warp_first / group).end};
     const u32 mine = warp * 16 + (lane >> 2);
     const FlashRange seen[2] = {flash_seen(a, tile, (tile.first + mine) / group), flash_seen(a, tile, (tile.first + mine + 8) / group)};
 
-    float out[D / 2], score[TILE / 2], factor[2]; // of each 8 columns or positions two of both rows
+    float out[D / 2], score[TILE / 2], factor[2]; // 2 of every 8 columns or positions, of both rows
     u32 weight[TILE / 16][4];
     FlashSoftmax softmax;
 #pragma unroll
     for (int i = 0; i < D / 2; i++) out[i] = 0;
-    const auto arrived = [&] { // a group of copies, for all; what the iteration before used is free
+    const auto arrived = [&] { // a copy group, for all threads; the previous iteration's buffers are free
         copy_wait<STAGES - 2>();
         wgmma_written();
         __syncthreads();
     };
     const auto multiply_keys = [&](u32 index) {
-        const u32 keys = shared_address(flash_shared) + index % STAGES * 2 * KV;
-#pragma unroll
-        for (int s = 0; s < D / 16; s++) {
-            const u64 q = wgmma_operand(q_at + s / 4 * (64 * 128)) + 2 * (s % 4), k = wgmma_operand(keys + s / 4 * (TILE * 128)) + 2 * (s % 4);
-            Wgmma<TILE>::multiply_shared(score, q, k, s > 0);
-        }
-        wgmma_commit();
+        warpgroups_multiply_keys<D>(score, q_at, shared_address(flash_shared) + index % STAGES * 2 * KV);
     };
     const auto multiply_values = [&](u32 index) {
-        const u32 values = shared_address(flash_shared) + (index % STAGES * 2 + 1) * KV;
-#pragma unroll
-        for (int s = 0; s < TILE / 16; s++) Wgmma<D>::template multiply<1>(out, weight[s], wgmma_transposed(values + s * 2048, TILE * 128), 1);
-        wgmma_commit();
+        warpgroups_multiply_values<D>(out, weight, shared_address(flash_shared) + (index % STAGES * 2 + 1) * KV);
     };
     const auto weigh = [&](u32 index) {
         const u32 position = (tile_0 + index) * TILE;
@@ -145,18 +176,10 @@ template <int D, FlashPages KIND> INLINE void attention_warpgroups(const Attenti
     wgmma_wait<0>();
     wgmma_settle(out);
 
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const u32 query = mine + 8 * h, row = (tile.first + query) / group, head = kv_head * group + (tile.first + query) % group;
-        const float by = softmax.end(a, h, head);
-        if (query >= tile.n_queries) continue;
-        float *o = a.out + ((u64)(tile.span_first + row) * a.n_heads + head) * D + 2 * (lane & 3);
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) *(float2 *)(o + 8 * i) = make_float2(out[4 * i + 2 * h] * by, out[4 * i + 2 * h + 1] * by);
-    }
+    warpgroups_store<D>(a, tile, kv_head, group, mine, out, softmax);
 }
 
-// The kernel NAME_D. The host knows the bytes of shared memory that each needs
+// Defines the kernel NAME_D. SHARED_BYTES is its shared memory, as the host has it
 // (compile/attention.rs).
 #define FLASH_WARPGROUPS(NAME, PAGES, D, SHARED_BYTES)                                                                                                               \
     static_assert(FlashWarpgroups<D>::SHARED == SHARED_BYTES, "shared memory");                                                                                      \

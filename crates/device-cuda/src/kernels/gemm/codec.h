@@ -28,7 +28,7 @@
 #pragma once
 #include "gemm/ptx.h"
 
-// What a thread holds of a tile, as it lies in memory.
+// A thread's part of a tile, as it is in memory.
 template <class C> struct Packed {
     static constexpr int WORDS = 4 * C::PLANES + C::HIGH;
     static constexpr int SCALES = C::GROUPS * (1 + C::MINS);
@@ -37,7 +37,8 @@ template <class C> struct Packed {
     u32 words[WORDS];
     u32 scales[SCALES > 0 ? SCALES : 1];
 
-    // From shared memory: a tile, or as many of its four slabs of 16 rows as `copy` brought there.
+    // Loads a thread's part from shared memory: from a whole tile, or from the slabs of 16 rows
+    // that `copy` loaded.
     template <int SLABS = 4> INLINE void load(u32 tile, int tid) {
 #pragma unroll
         for (int p = 0; p < C::PLANES; p++) load_shared_4(words + 4 * p, tile + 512 * SLABS * p + 16 * tid);
@@ -48,14 +49,14 @@ template <class C> struct Packed {
         if constexpr (SCALES >= 4) load_shared_4(scales, at);
         if constexpr (SCALES == 8) load_shared_4(scales + 4, at + 16);
     }
-    // A warp's part of the copy of SLABS slabs, from the slab `first` on, to shared memory as
-    // `load` reads them.
+    // Copies SLABS slabs, from the slab `first` on, to shared memory in the layout that `load`
+    // reads. A warp calls it.
     template <int SLABS> static INLINE void copy(u32 to, const u8 *tile, u32 first, int lane) {
         copy_part<SLABS, 512, C::PLANES>(to, tile, first, lane);
         copy_part<SLABS, 128, C::HIGH>(to + SLABS * 512 * C::PLANES, tile + 2048 * C::PLANES, first, lane);
         copy_part<SLABS, 32 * SCALES, SCALES == 0 ? 0 : 1>(to + SLABS * (SCALES_AT / 4), tile + SCALES_AT, first, lane);
     }
-    // N times four slabs of BYTES.
+    // Copies N arrays of four slabs of BYTES.
     template <int SLABS, int BYTES, int N> static INLINE void copy_part(u32 to, const u8 *from, u32 first, int lane) {
         constexpr int EACH = SLABS * BYTES;
 #pragma unroll
@@ -86,11 +87,11 @@ template <class C> struct Packed {
     }
 };
 
-// The halves 1024 + q (q < 1024) have q in their lowest bits: an integer becomes a half by one LOP3
-// and one exact subtraction.
+// A half of 1024 + q (q < 1024) has q in its lowest bits. An integer therefore becomes a half by
+// one LOP3 and one exact subtraction.
 #define HALF2_1024 0x64006400u
 template <int OFFSET> INLINE u32 minus_1024(u32 biased) { return half2_sub(biased, HALF2_1024 + OFFSET * 0x00010001u); }
-// 1024 + 16 q, divided by 16: 64 is taken off.
+// 1024 + 16 q, divided by 16, is 64 + q, so 64 is subtracted.
 template <int OFFSET> INLINE u32 minus_64(u32 biased) {
     return half2_fma(biased, 0x2c002c00u, 0xd400d400u + OFFSET * 0x00100010u);
 }
@@ -172,12 +173,13 @@ template <int OFFSET, int MINS_> struct Bits8 {
     }
 };
 
-// 4 bits that index a table of 16 integers, 128 added to each, in four words; bits as Bits4.
+// 4 bits that index a table of 16 integers, stored plus 128 in four words. The bits are those of
+// Bits4.
 template <u32 T0, u32 T1, u32 T2, u32 T3, int GROUPS_> struct Table4 {
     static constexpr int PLANES = 1, HIGH = 0, GROUPS = GROUPS_, MINS = 0;
     static INLINE void place(u32 *w, int j, int r, int e, u32 q) { w[j] |= q << (4 * r + 16 * e); }
-    // Four indices to four bytes. A selector's fourth bit would replicate signs, so it is left out
-    // and chosen by afterwards.
+    // Looks up four indices, one byte each. The fourth bit of a selector would replicate signs, so
+    // it is masked, and selects between the results afterwards.
     static INLINE u32 look_up(u32 indices) {
         const u32 three = indices & 0x7777u;
         return __byte_perm(__byte_perm(T0, T1, three), __byte_perm(T2, T3, three), (indices & 0x8888u) >> 1 | 0x3210u);
@@ -190,12 +192,12 @@ template <u32 T0, u32 T1, u32 T2, u32 T3, int GROUPS_> struct Table4 {
     }
 };
 
-// f16 as it is: word 4 J + R.
+// f16 unchanged: word 4 J + R.
 struct Half16 {
     static constexpr int PLANES = 4, HIGH = 0, GROUPS = 0, MINS = 0;
     static INLINE void place(u32 *w, int j, int r, int e, u32 q) { w[4 * j + r] |= q << (16 * e); }
-    // The product with 1 is there for ptxas, which runs wgmma one by one if its operand comes
-    // straight from a load (C7513).
+    // ptxas serialises wgmma if its operand comes straight from a load (C7513). The product with 1
+    // avoids that.
     template <int J> static INLINE void slice(u32 (&a)[4], const u32 *w) {
 #pragma unroll
         for (int r = 0; r < 4; r++) a[r] = half2_mul(w[4 * J + r], 0x3c003c00u);

@@ -1,8 +1,8 @@
-// What happens to the sums of a tile: parts of K added, then the scale of the input's row, bias,
-// residual or gate.
+// The epilogue of a tile: it adds parts of K, multiplies by the scale of the input's row, and
+// applies bias, residual or gate.
 //
-// A warp has 16 rows of the weights (n) and WIDTH tokens (m): sum[4 j + e] of lane l, g = l / 4, t
-// = l % 4, is n = g + 8 (e / 2), m = 8 j + 2 t + e % 2, as wgmma and mma.m16n8k16 leave them.
+// A warp has 16 rows of the weights (n) and WIDTH tokens (m). With g = l / 4 and t = l % 4, sum[4 j
+// + e] of lane l is n = g + 8 (e / 2), m = 8 j + 2 t + e % 2, as wgmma and mma.m16n8k16 leave it.
 // Stores of f32 fill sectors of 32 bytes.
 #pragma once
 #include "gemm/arguments.h"
@@ -19,14 +19,14 @@ INLINE float activate(u32 kind, float x) {
     return fmaxf(x, 0.0f);
 }
 
-// Where 16 bytes, 8 columns from column 8 * chunk on, of a row of a tiled input lie.
+// Offset in bytes of 8 columns (16 bytes), from column 8 * chunk on, of a row of a tiled input.
 INLINE u64 tiled_chunk(u32 chunk, u32 row, u32 row_groups) {
     return ((u64)(chunk >> 3) * row_groups + (row >> 3)) * 1024 + (row & 7) * 128 + (((chunk & 7) ^ (row & 7)) * 16);
 }
 
-// Sums of other parts of K. Every warp calls it with the same tile and split; true: this block was
-// the last, and `sum` now holds the whole sum, added in the order of the parts. `sync` waits for
-// all warps that share the tile.
+// Adds the sums of other parts of K. Every warp calls it with the same tile and split. Returns true
+// in the block that ends last; its `sum` then has the whole sum, added in the order of the parts.
+// `sync` waits for all warps that share the tile.
 template <int WIDTH, class Sync>
 INLINE bool join_splits(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 tile, u32 split, int warp, int lane, u32 *flag, Sync sync) {
     const u64 part = 8 * 32 * (WIDTH / 8); // float4s
@@ -56,19 +56,19 @@ INLINE bool join_splits(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 til
     return true;
 }
 
-// The sums of 64 weight rows by 32 tokens at a time go through shared memory, so that rows of y are
-// read and written in pieces of 256 bytes (128 of a gate). Straight from the registers, 32 bytes at
-// a time, the residual alone cost 45 us a tile of 256.
-#define STAGING_STRIDE 68 // floats of a token: 64 and 4, against bank conflicts
-#define STAGING_GATE 36   // the same of 32
+// The sums of 64 weight rows by 32 tokens at a time go through shared memory. Rows of y are then
+// read and written in pieces of 256 bytes (128 for a gate). Directly from registers, in pieces of
+// 32 bytes, the residual alone cost 45 us for a tile of 256.
+#define STAGING_STRIDE 68 // floats of a token: 64, and 4 against bank conflicts
+#define STAGING_GATE 36   // floats of a token for a gate: 32, and 4
 #define STAGING_BYTES (32 * STAGING_STRIDE * 4)
 
-// Where a row of x has its result.
+// The row of y that has the result of a row of x.
 INLINE u32 row_of_y(const GemmArguments &a, u32 row) { return a.pairs ? a.pairs[row] : row; }
 
 INLINE float scale_of(const GemmArguments &a, u32 row) { return a.x_scales ? a.x_scales[row] : 1.0f; }
 
-// EPILOGUE_GATE: 32 columns from `column` on. The activation is chosen outside the loop.
+// EPILOGUE_GATE: 32 columns from `column` on. The activation is selected outside the loop.
 template <int WIDTH, bool SILU>
 INLINE void store_gated(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 column, u32 m, u32 end, int tid, float *staging, int barrier_id) {
     constexpr int TOKENS = WIDTH < 32 ? WIDTH : 32;
@@ -77,7 +77,7 @@ INLINE void store_gated(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 col
 #pragma unroll
     for (int c = 0; c < WIDTH / TOKENS; c++) {
         const u32 first = m + c * TOKENS;
-        barrier(barrier_id, 128); // the tokens before have been read
+        barrier(barrier_id, 128); // the previous tokens have been read
 #pragma unroll
         for (int j = 0; j < TOKENS / 8; j++)
 #pragma unroll
@@ -114,7 +114,8 @@ struct GemmOutput {
     const float *residual, *bias;
     u32 n_out, stride;
 };
-// Of the packed row `n`; `before`: packed rows of the matrices before it.
+// The matrix of packed row `n`. `before` becomes the number of packed rows of the matrices before
+// it.
 INLINE GemmOutput output_of(const GemmArguments &a, u32 n, u32 &before) {
     GemmOutput o = {a.y, a.residual, a.bias, a.first1 ? a.y_stride : a.n_out, a.y_stride};
     before = 0;
@@ -123,7 +124,7 @@ INLINE GemmOutput output_of(const GemmArguments &a, u32 n, u32 &before) {
     return o;
 }
 
-// EPILOGUE_STORE and EPILOGUE_ADD: rows n.. of the matrix, 64 of them.
+// EPILOGUE_STORE and EPILOGUE_ADD: 64 rows of the matrix, from row n on.
 template <int WIDTH>
 INLINE void store_rows(const GemmArguments &a, const GemmOutput &o, float (&sum)[WIDTH / 2], u32 n, u32 m, u32 end, int tid, float *staging,
                        int barrier_id) {
@@ -147,7 +148,7 @@ INLINE void store_rows(const GemmArguments &a, const GemmOutput &o, float (&sum)
             extra[i] = bias;
             if (add && vectors && first + 8 * i < end) extra[i] = *(const float4 *)(o.residual + (u64)(first + 8 * i) * o.stride + column);
         }
-        barrier(barrier_id, 128); // the tokens before have been read
+        barrier(barrier_id, 128); // the previous tokens have been read
 #pragma unroll
         for (int j = 0; j < TOKENS / 8; j++)
 #pragma unroll
@@ -176,8 +177,9 @@ INLINE void store_rows(const GemmArguments &a, const GemmOutput &o, float (&sum)
     }
 }
 
-// `n`: first of the warp's 16 rows; `m`: first token; tokens from `end` on are not there. The four
-// warps of 64 rows share `staging`, STAGING_BYTES, and the barrier.
+// Stores the sums of a tile. `n` is the first of the warp's 16 rows and `m` the first token; tokens
+// from `end` on do not exist. The four warps of 64 rows share `staging`, STAGING_BYTES, and the
+// barrier.
 template <int WIDTH>
 INLINE void store_sums(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 n, u32 m, u32 end, int warp, int lane, float *staging, int barrier_id) {
     const u32 first = n - 16 * (warp & 3);

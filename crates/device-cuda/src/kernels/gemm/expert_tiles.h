@@ -1,17 +1,17 @@
-// expert_tiles: from the experts chosen for each row to rows in the order of the experts, and the
-// tiles of a grouped product.
+// expert_tiles: sorts rows by the experts chosen for them, and lists the tiles of a grouped
+// product.
 //
-//   pair p = row * k + j chooses expert ids[p]. The pairs of expert e, ascending, get packed rows
-//   from first(e) on, where first(e) is the sum of the pairs of lower experts, each rounded up
-//   to 8. pairs[first(e) + i] = its i-th pair, which says what rows_input gathers and where the
-//   result goes; NO_ROW up to the next multiple of 8, PAST_ROWS after the last expert
-//   tiles = (expert, first packed row, rows), `width` rows at most each, experts ascending
+//   pair p = row * k + j chooses expert ids[p]. The pairs of expert e, ascending, have packed rows
+//   from first(e) on. first(e) is the sum of the pairs of lower experts, each rounded up to 8.
+//   pairs[first(e) + i] = its i-th pair, from which rows_input finds the row to gather, and the
+//   product the row of the result. It is NO_ROW up to the next multiple of 8, and PAST_ROWS after
+//   the last expert
+//   tiles = (expert, first packed row, rows), at most `width` rows each, experts ascending
 //
 // Host contract
 //   parameter ExpertTilesArguments; grid 1; threads: whole warps; dynamic shared memory 4 *
-//   n_experts * (warps + 1) bytes
-// Every warp counts and places a range of the pairs, in order, so that results do not change from
-// run to run.
+//     n_experts * (warps + 1) bytes
+// Every warp counts and places a range of the pairs, in order, so that every run has equal results.
 #pragma once
 #include "gemm/arguments.h"
 #include "gemm/ptx.h"
@@ -20,7 +20,7 @@ INLINE void write_expert_tiles(const ExpertTilesArguments &a) {
     extern __shared__ u32 expert_shared[];
     __shared__ u32 end_of_all;
     const u32 n = a.n_experts, n_warps = blockDim.x >> 5, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    // by expert: its first packed row; this warp's pairs
+    // For each expert: its first packed row, and this warp's number of pairs.
     u32 *first = expert_shared, *mine = first + n * (1 + warp);
     const u32 n_pairs = a.n_rows * a.k, range = (n_pairs + 32 * n_warps - 1) / (32 * n_warps) * 32;
     const u32 begin = min(n_pairs, warp * range), end = min(n_pairs, begin + range);
@@ -28,7 +28,7 @@ INLINE void write_expert_tiles(const ExpertTilesArguments &a) {
     __syncthreads();
     dependency_launch();
     dependency_wait();
-    // Of the lanes with the same expert the first counts for all.
+    // The first lane with an expert counts all lanes that have it.
     for (u32 p0 = begin; p0 < end; p0 += 32) {
         const u32 expert = p0 + lane < end ? a.ids[p0 + lane] : n;
         const u32 same = __match_any_sync(~0u, expert);
@@ -36,7 +36,7 @@ INLINE void write_expert_tiles(const ExpertTilesArguments &a) {
         __syncwarp();
     }
     __syncthreads();
-    // What each warp's pairs of an expert come after.
+    // For each warp and expert: the pairs of earlier warps.
     for (u32 e = threadIdx.x; e < n; e += blockDim.x) {
         u32 before = 0;
         for (u32 w = 0; w < n_warps; w++) {
@@ -47,11 +47,11 @@ INLINE void write_expert_tiles(const ExpertTilesArguments &a) {
         first[e] = before;
     }
     __syncthreads();
-    if (warp == 0) { // a lane has neighbouring experts
+    if (warp == 0) { // each lane has neighbouring experts
         const u32 each = (n + 31) / 32, e0 = min(n, lane * each), e1 = min(n, e0 + each);
         u32 at = 0, tile = 0;
         for (u32 e = e0; e < e1; e++) at += (first[e] + 7) / 8 * 8, tile += (first[e] + a.width - 1) / a.width;
-        const u32 rows = at, tiles = tile; // of the lane's
+        const u32 rows = at, tiles = tile; // rows and tiles before the lane's experts
 #pragma unroll
         for (int m = 1; m < 32; m *= 2) {
             const u32 rows_before = __shfl_up_sync(~0u, at, m), tiles_before = __shfl_up_sync(~0u, tile, m);

@@ -1,14 +1,15 @@
 // gemm_mma_<codec>_<WIDTH>: the products of gemm_wgmma.h with mma.sync (sm_80 and later), from the
-// same packed weights and inputs, on chips without wgmma. Few rows have kernels of their own
+// same packed weights and inputs, on GPUs without wgmma. Few rows have kernels of their own
 // (gemm_few.h).
 //
 // Host contract
-//   parameter  GemmArguments
-//   threads 256; grid: tiles * n_splits as gemm_wgmma.h counts them, or fewer (blocks take several
-//   in turn) dynamic shared memory the constant gemm_mma_shared_<codec>_<WIDTH>
+//   parameter GemmArguments
+//   threads 256; grid: tiles * n_splits as in gemm_wgmma.h, or fewer; a block then computes several
+//     tiles
+//   dynamic shared memory: the constant gemm_mma_shared_<codec>_<WIDTH>
 //
-// A warp has 16 of the block's 128 weight rows and all WIDTH tokens. k tiles of 64 come by
-// cp.async, four stages. Order of accumulation: as gemm_wgmma.h.
+// A warp has 16 of the block's 128 weight rows and all WIDTH tokens. k tiles of 64 columns are
+// loaded by cp.async, in four stages. Order of accumulation: as in gemm_wgmma.h.
 #pragma once
 #include "gemm/codec.h"
 #include "gemm/epilogue.h"
@@ -85,7 +86,7 @@ template <class C, int WIDTH> INLINE void gemm_mma(const GemmArguments &a) {
             }
         }
         copy_wait<0>();
-        __syncthreads(); // the stages may be filled again
+        __syncthreads(); // the stages may be loaded again
         if (a.n_splits > 1 && !join_splits<WIDTH>(a, sum, tile, split, warp, lane, flag, [] { __syncthreads(); })) continue;
         store_sums<WIDTH>(a, sum, row_128 * 128 + warp * 16, first_row, end_row, warp, lane,
                           (float *)(mma_shared + (warp >> 2) * STAGING_BYTES), 1 + (warp >> 2));

@@ -5,8 +5,8 @@
 #define ROWS_INPUT(NAME, THREADS, KEPT) \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ InputArguments a) { write_input<THREADS, KEPT>(a); }
 ROWS_INPUT(rows_input, 256, 4)
-// For rows of at most so many columns. With registers for columns that a row does not have, fewer
-// blocks run at once.
+// Kernels for rows of at most a number of columns. Unused registers for further columns would
+// reduce the blocks that run at once.
 ROWS_INPUT(rows_input_1024, 128, 1)
 ROWS_INPUT(rows_input_2048, 256, 1)
 ROWS_INPUT(rows_input_4096, 256, 2)

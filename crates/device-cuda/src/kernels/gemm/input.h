@@ -1,21 +1,21 @@
-// rows_input: f32 rows to the tiled input of a product (gemm/arguments.h).
+// rows_input: makes the tiled input of a product (gemm/arguments.h) of f32 rows.
 //
 //   out = x * s   or, with the norm,   out = x / sqrt(mean(x^2) + eps) * weight * s
 //
 // With `scales`, s is the power of two that brings the row's largest magnitude to 1 or a little
-// more, and 1 / s goes there: halves lose nothing of rows that are all large or all small. Without,
-// s is 1, and values past 65504 become infinite.
+// more, and 1 / s is stored there. Halves then keep their accuracy for rows with only large or only
+// small values. Without `scales`, s is 1, and values past 65504 become infinite.
 //
 // Host contract
-//   parameter  InputArguments; x 16-byte aligned
-//   threads    THREADS; grid (n_rows): one row a block
+//   parameter InputArguments; x 16-byte aligned
+//   threads THREADS; grid (n_rows): one row a block
 // Bytes: each input once from memory (columns past 8 THREADS KEPT once more from L1); 2 a value
 // written, in lines of 128 bytes. Order of accumulation of the squares: thread t sums its columns
 // ascending, then a tree over threads.
 #pragma once
 #include "gemm/epilogue.h"
 
-// Columns c .. c + 7 of a row; zeros past its end.
+// Columns c .. c + 7 of a row; columns past its end are 0.
 INLINE void load_8(const float *x, u32 c, u32 n_cols, float (&v)[8]) {
     if ((n_cols & 3) == 0 && c + 8 <= n_cols) {
         const float4 low = *(const float4 *)(x + c), high = *(const float4 *)(x + c + 4);
@@ -31,7 +31,7 @@ INLINE void load_8(const float *x, u32 c, u32 n_cols, float (&v)[8]) {
 template <int THREADS, int KEPT> INLINE void write_input(const InputArguments &a) {
     __shared__ float squares[THREADS / 32], largest[THREADS / 32];
     const u32 row = blockIdx.x, n_chunks = a.k_tiles * 8, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    // What no kernel writes may be on its way before the rows are there.
+    // Data that no kernel writes may be loaded before the rows are ready.
     dependency_launch();
     const bool weighted = a.has_norm && a.weight;
     float kept[KEPT][8], weights[KEPT][8];
@@ -43,7 +43,7 @@ template <int THREADS, int KEPT> INLINE void write_input(const InputArguments &a
     dependency_wait();
     const u32 pair = a.pairs ? a.pairs[row] : row;
     if (pair == PAST_ROWS) return;
-    if (pair == NO_ROW) { // of an expert's last 8 rows
+    if (pair == NO_ROW) { // a padding row of an expert
         for (u32 chunk = threadIdx.x; chunk < n_chunks; chunk += THREADS)
             *(uint4 *)(a.out + tiled_chunk(chunk, row, a.row_groups)) = make_uint4(0, 0, 0, 0);
         if (a.scales && threadIdx.x == 0) a.scales[row] = 0.0f;
@@ -51,7 +51,8 @@ template <int THREADS, int KEPT> INLINE void write_input(const InputArguments &a
     }
     const float *x = a.x + (u64)(a.pairs ? pair / a.pairs_a_row : row) * a.n_cols;
     float by = 1.0f, sum = 0.0f, most = 0.0f;
-    // Eight columns, times the norm's weights, and what the row's scale needs of them.
+    // Multiplies eight columns by the norm's weights, and updates the row's largest magnitude and
+    // sum of squares.
     auto take = [&](float (&v)[8], const float (&w)[8]) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -92,7 +93,7 @@ template <int THREADS, int KEPT> INLINE void write_input(const InputArguments &a
         for (int i = 0; i < THREADS / 32; i++) sum += squares[i], most = fmaxf(most, largest[i]);
         if (a.has_norm) by = rsqrtf(sum / (float)a.n_cols + a.eps);
         if (a.scales) {
-            // 2^exponent <= most; NaN and infinity stay what they are in the halves.
+            // 2^exponent <= most. NaN and infinity stay NaN and infinity in the halves.
             const u32 exponent = (__float_as_uint(most * by) >> 23) & 255;
             const bool usual = exponent > 0 && exponent < 254;
             if (threadIdx.x == 0) a.scales[row] = usual ? __uint_as_float(exponent << 23) : 1.0f;

@@ -1,4 +1,4 @@
-// Instructions that CUDA C++ has no name for, and fixed-width types. No other header is included,
+// PTX instructions without a name in CUDA C++, and fixed-width types. No other header is included,
 // so that NVRTC compiles these kernels without include paths of the toolkit.
 #pragma once
 
@@ -16,7 +16,7 @@ INLINE u32 pack_half2(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
-// As pack_half2; magnitudes past 65504 become 65504 rather than infinity.
+// Like pack_half2, but magnitudes past 65504 become 65504 rather than infinity.
 INLINE u32 pack_half2_clamped(float low, float high) {
     return pack_half2(fminf(fmaxf(low, -65504.0f), 65504.0f), fminf(fmaxf(high, -65504.0f), 65504.0f));
 }
@@ -47,8 +47,7 @@ INLINE u32 half2_fma(u32 a, u32 b, u32 c) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
     return r;
 }
-// (a & mask) | bits as one LOP3: the compiler makes two of it when mask and bits are both
-// immediates.
+// (a & mask) | bits as one LOP3. The compiler emits two if mask and bits are both immediates.
 INLINE u32 and_or(u32 a, u32 mask, u32 bits) {
     u32 r;
     asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "r"(mask), "r"(bits));
@@ -77,15 +76,15 @@ INLINE void load_shared_4(u32 *v, u32 address) {
                  : "r"(address)
                  : "memory");
 }
-// Four 8x8 matrices of halves; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8x8 matrices of halves; lane l has the address of row l % 8 of matrix l / 8.
 INLINE void load_matrices(u32 *v, u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
                  : "r"(address)
                  : "memory");
 }
-// An 8x8 matrix of halves transposed: a lane has two neighbours of row lane / 4, columns 2 (lane
-// % 4) and the next.
+// Loads an 8x8 matrix of halves transposed. A lane gets columns 2 (lane % 4) and 2 (lane % 4) + 1
+// of row lane / 4.
 INLINE u32 transposed(u32 v) {
     u32 r;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
@@ -106,7 +105,7 @@ INLINE void barrier_arrive(int id, int n_threads) { asm volatile("bar.arrive %0,
 INLINE void copy_16(u32 to, const void *from, bool inside) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
-// The same through the nearest cache, for what several warps read.
+// Like copy_16, but through L1, for data that several warps read.
 INLINE void copy_16_cached(u32 to, const void *from, bool inside) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
@@ -132,7 +131,7 @@ INLINE void bulk_copy(u32 to, const void *from, u32 bytes, u32 mbarrier) {
                  "r"(bytes), "r"(mbarrier)
                  : "memory");
 }
-// The same for what is read once: the policy says that it leaves L2 first.
+// Like bulk_copy, for data that is read once: the policy evicts it from L2 first.
 INLINE u64 evict_first_policy() {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

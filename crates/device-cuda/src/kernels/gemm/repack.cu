@@ -1,5 +1,5 @@
-// Which codec a type of file is packed to. Affine types: of 4, 8, 2, 3, 5 and 6 bits, symmetric or
-// not, any group of 32 or more.
+// Repacks each type of file to its codec. Affine types have 4, 8, 2, 3, 5 or 6 bits, symmetric or
+// not, and groups of 32 or more.
 #include "gemm/repack.h"
 
 REPACK(q4_0, q4)

@@ -1,11 +1,11 @@
-// repack_<type>: rows of a file's blocks to packed weights of a codec (codec.h).
+// repack_<type>: packs rows of a file's blocks to the weights of a codec (codec.h).
 //
 // Host contract
 //   parameter RepackArguments; threads 128; grid (k_tiles, ceil(packed rows / 64)), packed rows =
-//   n_rows, twice that with up_rows
-// One block makes one tile. With up_rows, packed rows 16 i + 0..7 are rows 8 i.. of `rows`, and 16
-// i + 8..15 those of `up_rows`. Bytes: those of the file read once (through L2: neighbouring tiles
-// share lines), those of the codec written once.
+//     n_rows, or twice that with up_rows
+// One block makes one tile. With up_rows, packed rows 16 i + 0..7 are the 8 rows of `rows` from row
+// 8 i on, and packed rows 16 i + 8..15 those of `up_rows`. Bytes: the file's bytes are read once
+// (through L2, since neighbouring tiles share lines), and the codec's bytes are written once.
 #pragma once
 #include "gemm/arguments.h"
 #include "gemm/ptx.h"
@@ -16,7 +16,7 @@ INLINE float half_at(const u8 *p) { return from_half((u16)(byte_at(p, 0) | byte_
 INLINE float bfloat_at(const u8 *p) { return __uint_as_float((byte_at(p, 0) | byte_at(p, 1) << 8) << 16); }
 INLINE float e8m0_half(u32 e) { return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
 
-// A type of file: the integer of column k of a row, and d and m of its group.
+// The types of files: the integer of column k of a row, and d and m of its group.
 struct NoMin {
     static INLINE float m(const RepackArguments &, const u8 *, u64, u32) { return 0; }
 };
@@ -79,7 +79,8 @@ struct Type_q3_k : NoMin {
         return half_at(b + 108) * (float)((int)(low | high << 4) - 32);
     }
 };
-// Scale (shift 0) or min of sub-block i of 8: bytes as codec/k_scales.rs of the weights crate says.
+// Scale (shift 0) or min of sub-block i of 8, in the byte layout of codec/k_scales.rs in the
+// weights crate.
 INLINE float six_bits(const u8 *scales, u32 i, bool min) {
     if (i < 4) return (float)(byte_at(scales, i + (min ? 4 : 0)) & 63);
     const u32 low = byte_at(scales, i + 4) >> (min ? 4 : 0) & 15, high = byte_at(scales, i - 4 + (min ? 4 : 0)) >> 6;
@@ -156,8 +157,8 @@ struct Type_f16 : NoMin {
 struct Type_bf16 : Type_f16 {
     static INLINE u32 q(const RepackArguments &, const u8 *row, u64, u32 k) { return to_half(bfloat_at(row + 2 * k)); }
 };
-// Groups of integers of `bits` bits, packed from the lowest bit up; scales and biases in arrays of
-// their own.
+// Groups of integers of `bits` bits, packed from the lowest bit up, with scales and biases in
+// separate arrays.
 struct Type_affine {
     static INLINE float read(const u8 *plane, u32 type, u64 i) {
         if (type == 0) return __uint_as_float(byte_at(plane + 4 * i, 0) | byte_at(plane + 4 * i, 1) << 8 | byte_at(plane + 4 * i, 2) << 16 |

@@ -1,9 +1,9 @@
 // wgmma.m64nNk16 with f16 operands and f32 sums: the first operand in registers or in shared
 // memory, the second in shared memory (sm_90a).
 //
-// The sums of a thread, warp w of the warpgroup, lane l, g = l / 4, t = l % 4: d[4 j + e] is row 16
-// w + g + 8 (e / 2), column 8 j + 2 t + e % 2. The first operand is that of mma.m16n8k16 in each
-// warp.
+// The sums of a thread, for warp w of the warpgroup, lane l, g = l / 4, t = l % 4: d[4 j + e] is
+// row 16 w + g + 8 (e / 2), column 8 j + 2 t + e % 2. Each warp has its first operand in the layout
+// of mma.m16n8k16.
 #pragma once
 #include "gemm/ptx.h"
 
@@ -25,8 +25,8 @@
 
 template <int N> struct Wgmma;
 
-// N, the list of operands of the sums, their registers, numbers of the seven operands that follow.
-// The second operand is (N, 16), or (16, N) where it is TRANSPOSED.
+// The arguments are N, the list of operands of the sums, their registers, and the numbers of the
+// seven operands that follow. The second operand is (N, 16), or (16, N) if TRANSPOSED.
 #define WGMMA(N, LIST, SUMS, A0, A1, A2, A3, B, P, T)                                                                             \
     template <> struct Wgmma<N> {                                                                                                 \
         template <int TRANSPOSED = 0> static INLINE void multiply(float (&d)[N / 2], const u32 (&a)[4], u64 b, int accumulate) { \
@@ -59,17 +59,17 @@ WGMMA(256, LIST_128, SUMS_128, 128, 129, 130, 131, 132, 133, 134)
 INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> INLINE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// Keeps the compiler from reading sums before the wait that precedes.
+// Keeps the compiler from reading sums before the preceding wait.
 template <int N> INLINE void wgmma_settle(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-// K-major operand with 128-byte swizzle: 8 rows of 128 bytes are 1,024 bytes (>> 4 at bit 32); a
-// k16 slice further is + 2.
+// K-major operand with 128-byte swizzle: 8 rows of 128 bytes are 1,024 bytes (>> 4 at bit 32). The
+// next slice of 16 columns is at + 2.
 INLINE u64 wgmma_operand(u32 address) { return 0x4000004000010000ull | ((address & 0x3FFFF) >> 4); }
-// The same of a transposed operand: a row of K has 64 of its columns in 128 bytes, the next 64 are
-// `stride` bytes further; a k16 slice further is 2,048 bytes.
+// Like wgmma_operand, for a transposed operand: a row of K has 64 of its columns in 128 bytes, and
+// the next 64 are `stride` bytes further. The next slice of 16 rows is 2,048 bytes further.
 INLINE u64 wgmma_transposed(u32 address, u32 stride) { return 0x4000004000000000ull | (u64)(stride >> 4) << 16 | ((address & 0x3FFFF) >> 4); }
-// What threads wrote to shared memory, by stores or by cp.async that they waited for, is there for
-// operands after a barrier.
+// Makes shared memory visible to wgmma after a barrier: stores of this thread, and copies by
+// cp.async that it has waited for.
 INLINE void wgmma_written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -1,10 +1,9 @@
 // Arguments of the products. build.rs gives the host the same structs.
 #pragma once
 
-// A matrix, or a stack of matrices as one of all their rows. Its numbers are stored in planes, each
-// row of a plane beginning at a multiple of its stride: `codes` and `high` hold the integers
-// (linear/codes.cuh), `scales` and `supers` what they are multiplied by (linear/blocks.cuh). 48
-// bytes.
+// A matrix, or a stack of matrices that are one matrix of all their rows. Its data is in planes,
+// and each row of a plane begins at a multiple of the plane's stride. `codes` and `high` hold the
+// integers (linear/codes.cuh), `scales` and `supers` their factors (linear/blocks.cuh). 48 bytes.
 struct WeightArguments {
     const uchar *codes;
     const uchar *high;
@@ -22,12 +21,12 @@ struct MatrixArguments {
     const float *bias; // may be null
     float *out;
     uint n_out;
-    uint kind; // of affine types: one of SCALE_*, and SYMMETRIC
-    uint group_shift; // of affine types: a group is 32 << group_shift columns
+    uint kind; // affine types: one of SCALE_*, and SYMMETRIC
+    uint group_shift; // affine types: a group is 32 << group_shift columns
     uint reserved;
 };
 
-// gemv and gemm.
+// Arguments of gemv and gemm.
 struct LinearArguments {
     uint n_rows;
     uint n_in;
@@ -36,19 +35,19 @@ struct LinearArguments {
     uint activation;
     uint has_norm;
     float eps;
-    uint k; // of experts: how many a row has; 0: no experts
-    uint x_per_pair; // of experts: 1: each has its own rows
-    uint n_warps; // warps' worth of columns
+    uint k; // experts of a row; 0: no experts
+    uint x_per_pair; // 1: each expert has its own rows of x
+    uint n_warps; // number of warps that all columns need
     uint k_parts; // gemv_one: warps that share a column
     uint reserved;
     const float *x;
-    const float *norm; // of the norm: may be null
+    const float *norm; // weights of the norm, may be null
     const float *residual;
     const uint *ids; // (rows, k)
     const float *pair_weights; // gemv_experts with x_per_pair: (k)
-    float *out; // of TAIL_ADD and TAIL_GATE
-    const ushort *x_f16; // gemm: rows in halves, each divided by its scale
-    const float *x_scales; // gemm
+    float *out; // TAIL_ADD and TAIL_GATE
+    const ushort *x_f16; // gemm: rows as halves, each divided by its scale
+    const float *x_scales; // gemm: scales of the rows of x_f16
     MatrixArguments m0;
     MatrixArguments m1;
     MatrixArguments m2;
@@ -58,17 +57,17 @@ struct LinearArguments {
 #define TAIL_ADD 1
 #define TAIL_GATE 2
 
-// The numbers that scales are stored as.
+// Types of stored scales.
 #define SCALE_F32 0
 #define SCALE_F16 1
 #define SCALE_BF16 2
 #define SYMMETRIC 4
 
-// rows_f16: rows on their way to gemm.
+// Arguments of rows_f16, which prepares rows for gemm.
 struct RowsArguments {
     uint n_rows;
     uint n_in;
-    uint stride; // halves from one row to the next, a multiple of 32; what is beyond n_in is zero
+    uint stride; // halves from one row to the next, a multiple of 32; columns past n_in are zero
     uint has_norm;
     float eps;
     uint reserved;
@@ -76,5 +75,5 @@ struct RowsArguments {
     const float *norm;
     ushort *x_f16;
     float *x_scales;
-    float *normed; // may be null: the norm's value, for others
+    float *normed; // may be null; rows after the norm in f32, for other kernels
 };

@@ -1,9 +1,9 @@
-// What the integers of each type mean: column c of a group of 32 is s[c / 16] * (q - zero) + b[c /
+// Decodes the integers of each type: column c of a group of 32 is s[c / 16] * (q - zero) + b[c /
 // 16].
 //
-// A type has: Raw, what is loaded of a group; scales, which gives s and b; zero; and HALVES,
-// whether the two halves of a group differ; HAS_MIN, whether there is b. Formulas are those of the
-// codecs (crates/weights/src/codec).
+// A type has `Raw`, the data that is loaded for a group; `scales`, which returns s and b; and
+// `zero`. HALVES: the two halves of a group have different scales. HAS_MIN: there is a b. Formulas
+// are those of the codecs (crates/weights/src/codec).
 #pragma once
 #include "linear/codes.cuh"
 
@@ -11,7 +11,7 @@ struct GroupScales {
     float s0, s1, b0, b1;
 };
 
-// `d` in f16, one a group.
+// `d` in f16, one for each group.
 template <class C, int ZERO> struct Simple {
     static constexpr bool HALVES = false, HAS_MIN = false;
     struct Raw {
@@ -148,9 +148,9 @@ struct Mxfp4 {
     static __device__ __forceinline__ int zero(const Row &) { return 0; }
 };
 
-// Affine types: groups of 32 << shift columns, scales and offsets in planes of f32, f16 or bf16;
-// symmetric types have no offsets, and count from the middle. Eight bits are stored with 128 taken
-// off.
+// Affine types: groups of 32 << shift columns, scales and offsets in planes of f32, f16 or bf16.
+// Symmetric types have no offsets, and their zero is the middle of the range. Integers of eight
+// bits are stored minus 128.
 template <class C> struct AffineOf {
     static constexpr bool HALVES = false, HAS_MIN = true;
     struct Raw {
@@ -181,7 +181,7 @@ template <class C> struct AffineOf {
     }
 };
 
-// Rows of signed bytes with one factor.
+// Rows of signed bytes with one factor for each row.
 struct I8Rows {
     static constexpr bool HALVES = false, HAS_MIN = false;
     struct Raw {
@@ -219,14 +219,14 @@ typedef AffineOf<Nibbles2> AFFINE6;
 typedef AffineOf<Bytes> AFFINE8;
 typedef I8Rows I8_ROWS;
 
-// The row of a matrix, or of a stack.
+// A row of a matrix, or of a stack.
 __device__ __forceinline__ Row row_of(const MatrixArguments &m, ulong row) {
     const WeightArguments &w = m.weight;
     return {w.codes + row * w.code_stride, w.high + row * w.high_stride, w.scales + row * w.scale_stride,
             w.supers + row * w.super_stride, m.kind, m.group_shift};
 }
 
-// Four columns of a group as f32: those of word k.
+// The four columns of word k of a group, as f32.
 template <class T>
 __device__ __forceinline__ void four_of(const typename T::Raw &raw, const GroupScales &scales, int zero, int k,
                                         float out[4]) {

@@ -1,5 +1,5 @@
-// The integers of 32 neighbouring columns of a row, in the layouts that the host repacks every type
-// to, so that one aligned load has them and few operations turn them into words of four signed
+// The integers of 32 neighbouring columns of a row, in the layouts to which the host repacks every
+// type. One aligned load has the integers of a group, and few operations make words of four signed
 // bytes in the order of the columns. Word k holds columns 4k to 4k + 3.
 //
 // | layout | bits | `codes` | `high` |
@@ -13,7 +13,7 @@
 #pragma once
 #include "common.cuh"
 
-// The places of a row in the planes of its matrix.
+// Addresses of a row in the planes of its matrix.
 struct Row {
     const uchar *codes;
     const uchar *high;
@@ -92,12 +92,12 @@ struct Bytes {
     __device__ __forceinline__ uint word(int k) const { return k < 4 ? word_of(low, k) : word_of(high, k - 4); }
 };
 
-// Nibbles that index a table of 16 signed bytes, four words of it.
+// Nibbles that index a table of 16 signed bytes, stored in four words.
 template <uint T0, uint T1, uint T2, uint T3> struct Looked {
     Word4 c;
     static constexpr int BITS = 8;
     __device__ __forceinline__ void load(const Row &row, uint g) { c = *(const Word4 *)(row.codes + 16 * g); }
-    // The bytes of the four lower nibbles of a word.
+    // Looks up the four lower nibbles of a word.
     static __device__ __forceinline__ uint four(uint nibbles) {
         const uint low = __byte_perm(T0, T1, nibbles & 0x7777u), high = __byte_perm(T2, T3, nibbles & 0x7777u);
         return __byte_perm(low, high, 0x3210u | ((nibbles & 0x8888u) >> 1));

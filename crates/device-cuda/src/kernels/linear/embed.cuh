@@ -1,4 +1,4 @@
-// out[i] = scale * table[token[i]]: a thread decodes a group of 32 columns. Grid: (groups / 128,
+// out[i] = scale * table[token[i]]. A thread decodes a group of 32 columns. Grid: (groups / 128,
 // rows).
 #pragma once
 #include "linear/rows.cuh"

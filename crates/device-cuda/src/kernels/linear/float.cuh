@@ -1,12 +1,12 @@
-// y = x W^T for few rows, W in f32, f16 or bf16, with what goes before and after as in gemv.cuh.
-// Products and sums in f32: lane l takes columns 8 l to 8 l + 7 of each 256, in order, then lanes
-// are summed by a butterfly; the same for any ROWS and NR. Rows of W are padded with zeros to whole
-// groups of 32 columns.
+// y = x W^T for few rows, W in f32, f16 or bf16, with the same norm and epilogues as gemv.cuh.
+// Products and sums are f32. Lane l has columns 8 l to 8 l + 7 of each 256, in order, then lanes
+// are summed by a butterfly. This order does not depend on ROWS and NR. Rows of W are padded with
+// zeros to whole groups of 32 columns.
 #pragma once
 #include "linear/floats.cuh"
 #include "linear/product.cuh"
 
-// Columns of all rows that fit shared memory.
+// Columns of all rows that fit in shared memory.
 #define STAGED_FLOATS 8192
 
 template <class T, int ROWS, int NR> __device__ __forceinline__ void float_gemv(const LinearArguments &a) {

@@ -1,10 +1,10 @@
-// y = x W^T for many rows on tensor cores: W is decoded to halves in shared memory, x comes as
-// halves that rows_f16 made, each row divided by a power of two; products of halves, sums in f32.
+// y = x W^T for many rows on tensor cores. W is decoded to halves in shared memory. rows_f16 has
+// made x halves, with each row divided by a power of two. Products are of halves, sums are f32.
 //
-// A block of 4 warps makes 64 columns of y (rows of W) of 64 rows: 32 columns of x at a time, warp
-// tiles of 32 x 32 by mma.m16n8k16 (m16n8k8 before sm_80), the next part of W and x being loaded to
-// registers meanwhile. W is the left operand: D (64 rows of W, 64 rows of x). Gate: W's rows are 32
-// of the gate and 32 of up.
+// A block of 4 warps computes 64 columns of y (rows of W) for 64 rows, 32 columns of x at a time. A
+// warp has a tile of 32 x 32, by mma.m16n8k16 (m16n8k8 before sm_80). The next part of W and x is
+// loaded to registers meanwhile. W is the left operand: D (64 rows of W, 64 rows of x). With
+// TAIL_GATE the rows of W are 32 of the gate and 32 of up.
 //
 // Bytes moved: W once for 64 rows, x once for 64 columns. Grid: (columns / 64, rows / 64).
 #pragma once
@@ -12,8 +12,8 @@
 
 #define GEMM_THREADS 128
 #define GEMM_TILE 64
-// Halves from one row of a tile to the next in shared memory: 8 more than 32, for rows of ldmatrix
-// in different banks.
+// Halves from one row of a tile to the next in shared memory: 8 more than 32, so that ldmatrix
+// reads its rows from different banks.
 #define PITCH 40
 
 __device__ __forceinline__ uint shared_address(const void *p) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint (&a)[4], uint
 #endif
 }
 
-// Half a group of a row of W, from memory to 16 halves.
+// Decodes half a group of a row of W from memory to 16 halves.
 template <class T> struct FromBlocks {
     typename T::Raw raw;
     Row row;
@@ -55,7 +55,7 @@ template <class T> struct FromBlocks {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             float w[4];
-            // `half` is not known to the compiler: both are made, and one is taken.
+            // The compiler does not know `half`, so the code selects one of both words.
             const uint q = half == 0 ? raw.codes.word(k) : raw.codes.word(k + 4);
             const float s = half == 0 || !T::HALVES ? scales.s0 : scales.s1;
             const float b = half == 0 || !T::HALVES ? scales.b0 : scales.b1;
@@ -93,6 +93,84 @@ template <class T> struct FromFloats {
     }
 };
 
+// Adds the products of a warp's 32 rows of W, from `warp_w` on, and 32 rows of x, from `warp_x` on,
+// over 32 columns. Element e of sums[i][j] is of row i * 16 + lane / 4 + 8 (e / 2) of W and row
+// j * 8 + 2 (lane % 4) + e % 2 of x.
+__device__ __forceinline__ void multiply_tiles(float (&sums)[2][4][4], const ushort *w, const ushort *x, uint warp_w, uint warp_x, uint lane) {
+#pragma unroll
+    for (int k = 0; k < 32; k += 16) {
+        uint left[2][4], right[2][4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            // Matrices: rows 0-7 and 8-15 of columns 0-7, then of 8-15.
+            load_matrices(left[i], w + (warp_w + i * 16 + (lane & 15)) * PITCH + k + (lane >> 4) * 8);
+        }
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            // Columns 0-7 and 8-15 of 8 rows of x, then of the next 8.
+            load_matrices(right[j], x + (warp_x + j * 16 + (lane & 7) + (lane >> 4) * 8) * PITCH + k +
+                                        ((lane >> 3) & 1) * 8);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) multiply(sums[i][j], left[i], right[j / 2][(j & 1) * 2], right[j / 2][(j & 1) * 2 + 1]);
+    }
+}
+
+// Stores gate(x) * up(x). The rows of up are another warp's, so they go through `others`, shared
+// memory for (64 rows of x, 32 rows of up) f32.
+__device__ __forceinline__ void store_gate(const LinearArguments &a, const float (&sums)[2][4][4], float *others, uint tile, uint x_first,
+                                           uint warp_w, uint warp_x, uint lane) {
+    __syncthreads();
+    if (warp_w == 32) {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const uint r = i * 16 + lane / 4 + 8 * (e / 2), c = warp_x + j * 8 + 2 * (lane & 3) + (e & 1);
+                    others[c * 32 + r] = sums[i][j][e];
+                }
+    }
+    __syncthreads();
+    if (warp_w == 32) return;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const uint r = i * 16 + lane / 4 + 8 * (e / 2), c = warp_x + j * 8 + 2 * (lane & 3) + (e & 1);
+                const uint out = tile * 32 + r, x_row = x_first + c;
+                if (out >= a.m0.n_out || x_row >= a.n_rows) continue;
+                const float scale = a.x_scales[x_row];
+                const float gate = sums[i][j][e] * scale, up = others[c * 32 + r] * scale;
+                a.out[ulong(x_row) * a.m0.n_out + out] = gated(a, out, gate, up);
+            }
+}
+
+// Stores the columns of a matrix, with bias and residual.
+__device__ __forceinline__ void store_columns(const LinearArguments &a, const MatrixArguments &mine, const float (&sums)[2][4][4], uint tile,
+                                              uint x_first, uint warp_w, uint warp_x, uint lane) {
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const uint out = tile * GEMM_TILE + warp_w + i * 16 + lane / 4 + 8 * (e / 2);
+                const uint x_row = x_first + warp_x + j * 8 + 2 * (lane & 3) + (e & 1);
+                if (out >= mine.n_out || x_row >= a.n_rows) continue;
+                float value = sums[i][j][e] * a.x_scales[x_row];
+                if (mine.bias != nullptr) value += mine.bias[out];
+                const ulong at = ulong(x_row) * mine.n_out + out;
+                if (a.tail == TAIL_ADD) a.out[at] = a.residual[at] + value;
+                else mine.out[at] = value;
+            }
+}
+
 template <class Source> __device__ __forceinline__ void gemm(const LinearArguments &a) {
     __shared__ alignas(16) ushort w_tile[2][GEMM_TILE * PITCH];
     __shared__ alignas(16) ushort x_tile[2][GEMM_TILE * PITCH];
@@ -100,7 +178,7 @@ template <class Source> __device__ __forceinline__ void gemm(const LinearArgumen
     const uint thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const uint n_groups = (a.n_in + 31) / 32;
     const uint x_first = blockIdx.y * GEMM_TILE;
-    // Which rows of which matrix: tiles do not cross from one to the next.
+    // Finds the matrix of the tile; tiles do not cross from one matrix to the next.
     uint tile = blockIdx.x, index = 0;
     const bool gate = a.tail == TAIL_GATE;
     if (!gate) {
@@ -109,7 +187,7 @@ template <class Source> __device__ __forceinline__ void gemm(const LinearArgumen
             index++;
         }
     }
-    // Two threads a row of W, and of x.
+    // Two threads load a row of W, and a row of x.
     const uint row = thread / 2, half = thread & 1;
     const uint of_matrix = gate ? row / 32 : index;
     const uint w_row = gate ? tile * 32 + row % 32 : tile * GEMM_TILE + row;
@@ -143,73 +221,8 @@ template <class Source> __device__ __forceinline__ void gemm(const LinearArgumen
             x_raw[0] = *(const Word4 *)(x + (g + 1) * 32);
             x_raw[1] = *(const Word4 *)(x + (g + 1) * 32 + 8);
         }
-#pragma unroll
-        for (int k = 0; k < 32; k += 16) {
-            uint left[2][4], right[2][4];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                // Matrices: rows 0-7 and 8-15 of columns 0-7, then of 8-15.
-                load_matrices(left[i], w_now + (warp_w + i * 16 + (lane & 15)) * PITCH + k + (lane >> 4) * 8);
-            }
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                // Columns 0-7 and 8-15 of 8 rows of x, then of the next 8.
-                load_matrices(right[j], x_now + (warp_x + j * 16 + (lane & 7) + (lane >> 4) * 8) * PITCH + k +
-                                            ((lane >> 3) & 1) * 8);
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) multiply(sums[i][j], left[i], right[j / 2][(j & 1) * 2], right[j / 2][(j & 1) * 2 + 1]);
-        }
+        multiply_tiles(sums, w_now, x_now, warp_w, warp_x, lane);
     }
-    // Element e of a tile: row of W lane / 4 + 8 (e / 2), row of x 2 (lane % 4) + e % 2.
-    if (gate) {
-        // Up's half of the rows is another warp's: it goes through shared memory.
-        __syncthreads();
-        float *others = (float *)w_tile; // (64 rows of x, 32), at most 8 KiB of 10
-        if (warp_w == 32) {
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        const uint r = i * 16 + lane / 4 + 8 * (e / 2), c = warp_x + j * 8 + 2 * (lane & 3) + (e & 1);
-                        others[c * 32 + r] = sums[i][j][e];
-                    }
-        }
-        __syncthreads();
-        if (warp_w == 32) return;
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const uint r = i * 16 + lane / 4 + 8 * (e / 2), c = warp_x + j * 8 + 2 * (lane & 3) + (e & 1);
-                    const uint out = tile * 32 + r, x_row = x_first + c;
-                    if (out >= a.m0.n_out || x_row >= a.n_rows) continue;
-                    const float scale = a.x_scales[x_row];
-                    const float gate = sums[i][j][e] * scale, up = others[c * 32 + r] * scale;
-                    a.out[ulong(x_row) * a.m0.n_out + out] = gated(a, out, gate, up);
-                }
-        return;
-    }
-    const MatrixArguments &mine = matrix(a, index);
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const uint out = tile * GEMM_TILE + warp_w + i * 16 + lane / 4 + 8 * (e / 2);
-                const uint x_row = x_first + warp_x + j * 8 + 2 * (lane & 3) + (e & 1);
-                if (out >= mine.n_out || x_row >= a.n_rows) continue;
-                float value = sums[i][j][e] * a.x_scales[x_row];
-                if (mine.bias != nullptr) value += mine.bias[out];
-                const ulong at = ulong(x_row) * mine.n_out + out;
-                if (a.tail == TAIL_ADD) a.out[at] = a.residual[at] + value;
-                else mine.out[at] = value;
-            }
+    if (gate) store_gate(a, sums, (float *)w_tile, tile, x_first, warp_w, warp_x, lane);
+    else store_columns(a, matrix(a, index), sums, tile, x_first, warp_w, warp_x, lane);
 }

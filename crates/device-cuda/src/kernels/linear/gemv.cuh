@@ -1,38 +1,38 @@
-// y = x W^T for few rows, W in a type of whole numbers: norm of x before it, and bias, residual or
+// y = x W^T for few rows, W of an integer type, with the norm of x before it, and bias, residual or
 // gate after it.
 //
-// x is rounded to 8 bits in groups of 32 columns, in shared memory, by the block itself: q =
-// round(x / d), d the largest magnitude / 127. A warp makes NR columns of ROWS rows; lane l takes
-// groups l, l + 32, ...: 8 dp4a a group, row and column; sums over groups in f32, in the order of
-// the groups, then over lanes by a butterfly. So a row's sum has one order, whatever NR, ROWS and
-// the rows beside it are.
+// The block rounds x to 8 bits in groups of 32 columns, in shared memory: q = round(x / d), d the
+// largest magnitude / 127. A warp computes NR columns of ROWS rows. Lane l has groups l, l + 32,
+// and so on, with 8 dp4a for each group, row and column. Sums over groups are f32, in the order of
+// the groups, then over lanes by a butterfly. The order of a row's sum is therefore independent of
+// NR, ROWS and other rows.
 //
 // Bytes moved: W once for ROWS rows; x once a block. Grid: (columns / (NR * 8 warps), rows / ROWS).
 #pragma once
 #include "linear/blocks.cuh"
 #include "linear/product.cuh"
 
-// Groups of all rows that fit shared memory.
+// Groups of all rows that fit in shared memory.
 #define STAGED 1024
 
 template <int ROWS> struct Staged {
     static constexpr int GROUPS = STAGED / ROWS; // a multiple of 32
     Word4 low[ROWS][GROUPS];  // columns 0 to 15 of the group
-    Word4 high[ROWS][GROUPS]; // 16 to 31
-    Word2 scale[ROWS][GROUPS]; // d as f32 bits; the sums of the integers of both halves
+    Word4 high[ROWS][GROUPS]; // columns 16 to 31
+    Word2 scale[ROWS][GROUPS]; // x: d as f32 bits; y: the sums of the integers of both halves
 };
 
 template <int ROWS>
 __device__ __forceinline__ void stage(const LinearArguments &a, const Task &task, uint first, uint n_groups,
                                       const float (&inverse)[ROWS], Vec4 norm_first, Staged<ROWS> &staged) {
-    // 8 lanes a group, 4 columns a lane.
+    // 8 lanes have a group, 4 columns each.
     const uint part = threadIdx.x & 7, worker = threadIdx.x >> 3;
     const bool aligned = (a.n_in & 3) == 0;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (r >= task.n_rows) break;
         const float *x = a.x + (task.x_row + r) * a.n_in;
-        // Whole warps go round together, for the shuffles.
+        // All lanes of a warp run the same iterations, since they call shuffles.
         for (uint base = 0; base < n_groups; base += GEMV_THREADS / 8) {
             const uint g = base + worker;
             const uint column = (first + g) * 32 + part * 4;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void stage(const LinearArguments &a, const Task &task
                     const Vec4 four = *(const Vec4 *)(x + column);
                     v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
                 } else if (aligned && a.norm != nullptr && first + base == 0 && column < a.n_in) {
-                    // The weights came before x did.
+                    // The norm's weights were loaded before x.
                     const Vec4 four = *(const Vec4 *)(x + column);
                     v[0] = __fmul_rn(__fmul_rn(four.x, inverse[r]), norm_first.x);
                     v[1] = __fmul_rn(__fmul_rn(four.y, inverse[r]), norm_first.y);
@@ -81,7 +81,7 @@ template <class T, int ROWS, int NR> __device__ __forceinline__ void gemv(const 
     Staged<ROWS> &staged = *(Staged<ROWS> *)memory;
     __shared__ float reduction[33];
     announce();
-    // Which experts is what an earlier kernel says; weights are there.
+    // An earlier kernel chooses the experts, but weights are constant.
     if (a.k > 0) await();
     const Task task = task_of<ROWS>(a);
     const uint lane = threadIdx.x & 31, warp = blockIdx.x * GEMV_WARPS + (threadIdx.x >> 5);
@@ -95,7 +95,7 @@ template <class T, int ROWS, int NR> __device__ __forceinline__ void gemv(const 
         exists[s] = slot.exists && lane < n_groups;
         rows[s] = row_of(m, slot.exists ? ulong(task.expert) * m.n_out + slot.row : 0);
     }
-    // The first weights are on their way while x is made ready.
+    // The first weights are loaded while x is prepared.
     typename T::Raw raw[NR];
 #pragma unroll
     for (int s = 0; s < NR; s++) {

@@ -1,28 +1,30 @@
 // y = x W^T for one row, as in decode; W is of an integer type. The norm of x before it, and bias,
 // residual or gate after it, are part of the kernel. With EXPERTS the matrices are those of the
 // row's k experts:
-//   x_per_pair 0: the columns of all pairs of the row and an expert, one pair after the other; all
-//   read the same x x_per_pair 1: K is that of all pairs, one after the other, and y their sum:
-//   each pair's x is multiplied by pair_weights
+//   x_per_pair 0: the columns are those of all k experts, one expert after the other; all read the
+//   same x
+//   x_per_pair 1: K is that of all k experts, one after the other, and y is the sum over experts:
+//   each expert's x is multiplied by its pair_weights
 //
-// One row is decided by latency, not by bytes: so all that does not depend on the kernel before is
-// on its way before `await`. A block a multiprocessor has neighbouring columns. A team of k_parts
-// warps makes NR columns at a time, a set; each warp of it L * 32 groups of 32 of K, one a lane and
-// step. The weights of a team's first set, L * NR loads of 16 bytes and more a lane, are in
-// registers when x comes, and each place is filled again, from the next set, as soon as it is read.
+// Latency, not bandwidth, decides the time of one row. So everything that does not depend on the
+// previous kernel is loaded before `await`. Each multiprocessor has one block, with neighbouring
+// columns. A team of k_parts warps computes a set of NR columns at a time. Each of its warps has L
+// * 32 groups of 32 columns of K, one a lane and step. When x arrives, registers hold the weights
+// of a team's first set, L * NR loads of at least 16 bytes a lane. Each register is loaded again,
+// for the next set, as soon as it has been read.
 //
-// x is rounded to 8 bits in groups of 32 columns, by the block itself: q = round(x w / d), d the
-// largest magnitude / 127, w the norm's weight. The norm's 1 / sqrt(mean(x^2) + eps) multiplies the
-// sums at the end, so nobody waits for it. Order of accumulation: a lane's groups ascending, lanes
-// by a butterfly, parts of K ascending: it depends on n_in and the launch, never on values.
+// The block rounds x to 8 bits in groups of 32 columns: q = round(x w / d), d the largest magnitude
+// / 127, w the norm's weight. The norm's 1 / sqrt(mean(x^2) + eps) multiplies the sums at the end,
+// so no product waits for it. Order of accumulation: a lane's groups ascending, lanes by a
+// butterfly, parts of K ascending. It depends on n_in and the launch, never on values.
 //
 // Host contract
-//   parameter LinearArguments with k_parts; n_rows 1; L * 32 * k_parts groups are all of K, k_parts
-//   at most 16. With EXPERTS k is at
-//              most 64, there is no bias, and with x_per_pair a pair's part of K is whole groups; without, k is 0
-//   threads    512; grid: any number of blocks, one a multiprocessor
-//   dynamic shared memory 40 bytes for each of these groups, 4 * k_parts for each column of the
-//   block with the most
+//   parameter LinearArguments with k_parts; n_rows 1; L * 32 * k_parts groups cover K, k_parts at
+//     most 16. With EXPERTS k is at most 64, there is no bias, and with x_per_pair each expert's
+//     part of K is whole groups. Without EXPERTS k is 0
+//   threads 512; grid: any number of blocks, one a multiprocessor
+//   dynamic shared memory 40 bytes for each group, and 4 * k_parts for each column of the block
+//     with the most columns
 // Bytes moved: W once; x once a block, from L2.
 // Measured, 25 November 2026, H100: 2.2 us for 2.4 MB, 8.7 for 18.9 MB of Q4_0, 95 for 279 MB of
 // Q8_0; NOTES.md.
@@ -33,8 +35,7 @@
 #define ONE_WARPS 16
 #define ONE_THREADS 512
 
-// Which row of which matrix a column is. With TAIL_GATE columns are rows of the gate and of up in
-// turn.
+// The matrix and the row of a column. With TAIL_GATE, rows of the gate and of up alternate.
 struct Column {
     uint matrix;
     uint row;
@@ -53,7 +54,7 @@ __device__ __forceinline__ Row row_of_column(const LinearArguments &a, uint colu
     return row_of(matrix(a, c.matrix), c.row);
 }
 
-// 8 columns of a vector from column c on; 0 past its end.
+// 8 columns of a vector from column c on; columns past its end are 0.
 __device__ __forceinline__ void eight_of(const float *x, uint c, uint n, float (&v)[8]) {
     if ((n & 7) == 0 && c < n) {
         const Vec4 low = *(const Vec4 *)(x + c), high = *(const Vec4 *)(x + c + 4);
@@ -68,6 +69,63 @@ __device__ __forceinline__ void eight_of(const float *x, uint c, uint n, float (
 // Most experts of a row.
 #define ONE_EXPERTS 64
 
+// The product of a group: `words` are the codes of W's 32 columns, `x0` and `x1` those of x, and
+// `sum0` and `sum1` the sums of the bytes of both halves of x. x's scale is not applied.
+template <class T>
+__device__ __forceinline__ float dot_of_group(const uint (&words)[8], const GroupScales &scales, int zero, const Word4 &x0, const Word4 &x1,
+                                              int sum0, int sum1) {
+    int dot0 = 0, dot1 = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++) dot0 = __dp4a(int(words[k]), int(word_of(x0, k)), dot0);
+#pragma unroll
+    for (int k = 0; k < 4; k++) dot1 = __dp4a(int(words[4 + k]), int(word_of(x1, k)), dot1);
+    float value;
+    if (T::HALVES) {
+        value = __fmaf_rn(scales.s0, float(dot0 - zero * sum0),
+                          __fmul_rn(scales.s1, float(dot1 - zero * sum1)));
+        if (T::HAS_MIN) {
+            value = __fmaf_rn(scales.b0, float(sum0), __fmaf_rn(scales.b1, float(sum1), value));
+        }
+    } else {
+        value = __fmul_rn(scales.s0, float(dot0 + dot1 - zero * (sum0 + sum1)));
+        if (T::HAS_MIN) value = __fmaf_rn(scales.b0, float(sum0 + sum1), value);
+    }
+    return value;
+}
+
+// Adds the parts of K, multiplies by the norm's factor, and stores the block's columns.
+template <bool EXPERTS>
+__device__ __forceinline__ void store_one(const LinearArguments &a, const float *sums, const float *squares, uint first, uint n_mine,
+                                              float residual) {
+    float inverse = 1.0f;
+    if (a.has_norm) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < ONE_WARPS; w++) sum += squares[w];
+        inverse = rsqrtf(__fadd_rn(__fdiv_rn(sum, float(a.n_in)), a.eps));
+    }
+    const auto sum_of = [&](uint column) {
+        float sum = sums[column];
+        for (uint p = 1; p < a.k_parts; p++) sum += sums[p * n_mine + column];
+        return sum * inverse;
+    };
+    if (a.tail == TAIL_GATE) {
+        for (uint pair = threadIdx.x; pair < n_mine / 2; pair += ONE_THREADS) {
+            const uint row = first / 2 + pair;
+            a.out[row] = gated(a, row, sum_of(2 * pair), sum_of(2 * pair + 1));
+        }
+        return;
+    }
+    for (uint i = threadIdx.x; i < n_mine; i += ONE_THREADS) {
+        const Column c = EXPERTS ? Column{0, first + i} : column_of(a, first + i);
+        const MatrixArguments &m = matrix(a, c.matrix);
+        float value = sum_of(i);
+        if (m.bias != nullptr) value += m.bias[c.row];
+        if (a.tail == TAIL_ADD) a.out[c.row] = value + (i == threadIdx.x ? residual : a.residual[c.row]);
+        else m.out[c.row] = value;
+    }
+}
+
 template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline__ void gemv_one(const LinearArguments &a) {
     extern __shared__ Word4 memory[];
     __shared__ float squares[ONE_WARPS];
@@ -77,10 +135,10 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const uint n_groups = (a.n_in + 31) / 32, n_staged = a.k_parts * 32 * L;
     Word4 *low = memory, *high = low + n_staged; // columns 0 to 15 of each group, 16 to 31
-    // d as f32 bits; the sums of the integers of both halves
+    // x: d as f32 bits; y: the sums of the bytes of both halves, as two i16
     Word2 *scale = (Word2 *)(high + n_staged);
     float *sums = (float *)(scale + n_staged);   // (k_parts, columns of the block)
-    // The columns of this block: whole sets, and whole pairs.
+    // The columns of this block: whole sets, and whole pairs of gate and up.
     constexpr uint SET = NR < 2 ? 2 : NR;
     const uint n_columns = (EXPERTS && !a.x_per_pair ? a.k : 1) *
         (a.m0.n_out + (a.n_matrices > 1 ? a.m1.n_out : 0) + (a.n_matrices > 2 ? a.m2.n_out : 0));
@@ -89,13 +147,13 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     const uint n_mine = min(n_columns, SET * uint(ulong(n_all) * (blockIdx.x + 1) / gridDim.x)) - first;
     const uint n_sets = (n_mine + NR - 1) / NR;
     const uint n_teams = ONE_WARPS / a.k_parts, part = warp % a.k_parts, group = part * 32 * L + lane;
-    // Warps that are in no team do nothing but x.
+    // Warps without a team only prepare x.
     uint set = warp < n_teams * a.k_parts ? warp / a.k_parts : n_sets;
     typename T::Raw raw[L][NR];
-    uint pair_group[L]; // EXPERTS, x_per_pair: the pair of a lane's group, and the group within it
-    uint pair_of[L];
+    uint pair_group[L]; // EXPERTS, x_per_pair: a lane's group within its pair
+    uint pair_of[L];    // the pair (place in the row's list of experts) of a lane's group
     if constexpr (EXPERTS) {
-        // Which experts is what the kernel before says; weights are there.
+        // The previous kernel chooses the experts, but weights are constant.
         await();
         if (threadIdx.x < a.k) {
             experts[threadIdx.x] = a.ids[threadIdx.x];
@@ -119,7 +177,7 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
             return row_of_column(a, column);
         }
     };
-    // Of the row, where it is that of a pair.
+    // The group within its row: with x_per_pair each pair has rows of its own.
     const auto group_at = [&](int l) {
         if constexpr (EXPERTS) return a.x_per_pair ? pair_group[l] : group + 32 * l;
         else return group + 32 * l;
@@ -134,7 +192,8 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
     for (int l = 0; l < L; l++)
 #pragma unroll
         for (int s = 0; s < NR; s++) fetch(set, l, s);
-    // x: four lanes a group, 8 columns each.
+    // Stages x in shared memory: four lanes have a group, 8 columns each. As a function of its own
+    // this would take more registers.
     const uint quarter = threadIdx.x & 3;
     const bool weighted = a.has_norm && a.norm != nullptr;
     float norm[8];
@@ -208,22 +267,7 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
                 const GroupScales scales = T::scales(raw[l][s], row, group_at(l));
                 const int zero = T::zero(row);
                 fetch(next, l, s);
-                int dot0 = 0, dot1 = 0;
-#pragma unroll
-                for (int k = 0; k < 4; k++) dot0 = __dp4a(int(words[k]), int(word_of(x0, k)), dot0);
-#pragma unroll
-                for (int k = 0; k < 4; k++) dot1 = __dp4a(int(words[4 + k]), int(word_of(x1, k)), dot1);
-                float value;
-                if (T::HALVES) {
-                    value = __fmaf_rn(scales.s0, float(dot0 - zero * sum0),
-                                      __fmul_rn(scales.s1, float(dot1 - zero * sum1)));
-                    if (T::HAS_MIN) {
-                        value = __fmaf_rn(scales.b0, float(sum0), __fmaf_rn(scales.b1, float(sum1), value));
-                    }
-                } else {
-                    value = __fmul_rn(scales.s0, float(dot0 + dot1 - zero * (sum0 + sum1)));
-                    if (T::HAS_MIN) value = __fmaf_rn(scales.b0, float(sum0 + sum1), value);
-                }
+                const float value = dot_of_group<T>(words, scales, zero, x0, x1, sum0, sum1);
                 of_set[s] = __fmaf_rn(__uint_as_float(of_x.x), value, of_set[s]);
             }
         }
@@ -235,31 +279,5 @@ template <class T, int NR, int L, bool EXPERTS = false> __device__ __forceinline
         set = next;
     }
     __syncthreads();
-    float inverse = 1.0f;
-    if (a.has_norm) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < ONE_WARPS; w++) sum += squares[w];
-        inverse = rsqrtf(__fadd_rn(__fdiv_rn(sum, float(a.n_in)), a.eps));
-    }
-    const auto sum_of = [&](uint column) {
-        float sum = sums[column];
-        for (uint p = 1; p < a.k_parts; p++) sum += sums[p * n_mine + column];
-        return sum * inverse;
-    };
-    if (a.tail == TAIL_GATE) {
-        for (uint pair = threadIdx.x; pair < n_mine / 2; pair += ONE_THREADS) {
-            const uint row = first / 2 + pair;
-            a.out[row] = gated(a, row, sum_of(2 * pair), sum_of(2 * pair + 1));
-        }
-        return;
-    }
-    for (uint i = threadIdx.x; i < n_mine; i += ONE_THREADS) {
-        const Column c = EXPERTS ? Column{0, first + i} : column_of(a, first + i);
-        const MatrixArguments &m = matrix(a, c.matrix);
-        float value = sum_of(i);
-        if (m.bias != nullptr) value += m.bias[c.row];
-        if (a.tail == TAIL_ADD) a.out[c.row] = value + (i == threadIdx.x ? residual : a.residual[c.row]);
-        else m.out[c.row] = value;
-    }
+    store_one<EXPERTS>(a, sums, squares, first, n_mine, residual);
 }

@@ -1,4 +1,4 @@
-// The entry points of a type: a file for each type (q4_0.cu, ...) calls one of these macros.
+// The entry points of a type. A file for each type (q4_0.cu and others) calls one of these macros.
 #pragma once
 #include "common.cuh"
 #include "step.h"

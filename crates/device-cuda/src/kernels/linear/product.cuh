@@ -1,5 +1,5 @@
-// What products with few rows have in common: which columns a warp makes, the norm of a row, and
-// what follows a sum.
+// Code that products with few rows share: the columns of a warp, the norm of a row, and the
+// epilogue of a sum.
 #pragma once
 #include "activation.cuh"
 
@@ -10,8 +10,8 @@ __device__ __forceinline__ const MatrixArguments &matrix(const LinearArguments &
     return index == 0 ? a.m0 : index == 1 ? a.m1 : a.m2;
 }
 
-// Column `slot` of the columns that a warp makes: which matrix, and which row of it. With TAIL_GATE
-// the slots of a warp are pairs of the gate's row and up's. n_out and more: none.
+// The matrix and row of column `slot` of a warp. With TAIL_GATE the slots of a warp are pairs of a
+// gate row and an up row. A row of n_out or more means no column.
 struct Slot {
     uint matrix;
     uint row;
@@ -31,10 +31,10 @@ template <int NR> __device__ __forceinline__ Slot slot_of(const LinearArguments 
     return {2, row, a.n_matrices > 2 && row < a.m2.n_out};
 }
 
-// The rows of x and of the outputs that a block works on, and which expert's matrix.
+// The rows of x and of the outputs of a block, and the expert whose matrix it multiplies.
 struct Task {
     ulong x_row;
-    ulong out_row; // the first
+    ulong out_row; // the first row of the outputs
     int n_rows;
     uint expert;
 };
@@ -48,22 +48,22 @@ template <int ROWS> __device__ __forceinline__ Task task_of(const LinearArgument
     return {first, first, min(ROWS, int(a.n_rows - first)), 0};
 }
 
-// TAIL_GATE: a column of the output, of the sums of its rows of gate and up.
+// TAIL_GATE: a column of the output, from the sums of its gate row and up row.
 __device__ __forceinline__ float gated(const LinearArguments &a, uint row, float gate, float up) {
     if (a.m0.bias != nullptr) gate += a.m0.bias[row];
     if (a.m1.bias != nullptr) up += a.m1.bias[row];
     return activate(a.activation, gate) * up;
 }
 
-// 1 / sqrt(mean(x^2) + eps) of a row; all threads of the block call it and get it. `shared` has 33
-// floats.
+// 1 / sqrt(mean(x^2) + eps) of a row. All threads of the block call it, and all get it. `shared`
+// has 33 floats.
 __device__ __forceinline__ float norm_of(const LinearArguments &a, const float *x, float *shared) {
     float sum = 0.0f;
     for (uint i = threadIdx.x; i < a.n_in; i += GEMV_THREADS) sum = __fmaf_rn(x[i], x[i], sum);
     return rsqrtf(__fadd_rn(__fdiv_rn(block_sum(sum, shared), float(a.n_in)), a.eps));
 }
 
-// A column of x after the norm, 0 beyond the row.
+// A column of x after the norm; 0 past the end of the row.
 __device__ __forceinline__ float x_at(const LinearArguments &a, const float *x, uint column, float inverse) {
     if (column >= a.n_in) return 0.0f;
     float value = x[column];
@@ -74,7 +74,7 @@ __device__ __forceinline__ float x_at(const LinearArguments &a, const float *x, 
     return value;
 }
 
-// What TAIL_ADD adds to the sum that this lane writes, loaded before the sums are there.
+// The residual of the sum that this lane stores (TAIL_ADD), loaded before the sums are ready.
 template <int ROWS, int NR>
 __device__ __forceinline__ float residual_of(const LinearArguments &a, const Task &task, uint warp) {
     static_assert(NR * ROWS <= 32, "a lane writes one sum");
@@ -84,7 +84,7 @@ __device__ __forceinline__ float residual_of(const LinearArguments &a, const Tas
     return slot.exists ? a.residual[(task.out_row + row) * matrix(a, slot.matrix).n_out + slot.row] : 0.0f;
 }
 
-// Write the sums of a warp, which all its lanes have.
+// Stores the sums of a warp, which all its lanes have.
 template <int ROWS, int NR>
 __device__ __forceinline__ void finish(const LinearArguments &a, const Task &task, uint warp, float residual,
                                        float (&sums)[NR][ROWS]) {

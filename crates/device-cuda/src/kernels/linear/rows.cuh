@@ -1,4 +1,4 @@
-// Rows of the embedding: which a token's is, and some of its columns.
+// Rows of the embedding: the row of a token, and some of its columns.
 #pragma once
 #include "common.cuh"
 #include "step.h"
@@ -7,12 +7,12 @@
 #include "linear/blocks.cuh"
 #include "linear/floats.cuh"
 
-// The row of a token, which may be NO_TOKEN: that of an output that chose nothing, whose step runs,
-// and the host discards it.
+// The row of a token. The token may be NO_TOKEN if its output chose none; the step then runs, and
+// the host discards its result.
 __device__ __forceinline__ uint embedded(const EmbedArguments &a, uint token) { return token == NO_TOKEN ? 0 : min(token, a.n_table - 1); }
 
-// Four neighbouring columns of a row of a table, the first a multiple of four, as `embed` and
-// `float_embed` have them.
+// Four neighbouring columns of a row of a table, the first a multiple of four. `embed` and
+// `float_embed` decode them in the same way.
 template <class T> struct RowsOfBlocks {
     static __device__ __forceinline__ void four(const MatrixArguments &table, uint index, uint column, float scale, float (&out)[4]) {
         const Row row = row_of(table, index);

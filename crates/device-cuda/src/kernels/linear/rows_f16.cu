@@ -1,6 +1,6 @@
-// Rows on their way to the products of many rows (gemm.cuh): the norm if there is one, then halves,
-// each row divided by the power of two that brings its largest magnitude to 1 or a little more, so
-// that nothing is too large or too small. Grid: (rows).
+// Prepares rows for the products of many rows (gemm.cuh): the norm if there is one, then halves.
+// Each row is divided by the power of two that brings its largest magnitude to 1 or a little more,
+// so no value overflows or underflows. Grid: (rows).
 #include "kernels.cuh"
 
 KERNEL(256) rows_f16(const __grid_constant__ RowsArguments a) {
@@ -25,7 +25,7 @@ KERNEL(256) rows_f16(const __grid_constant__ RowsArguments a) {
     float most = 0.0f;
     for (uint i = threadIdx.x; i < a.n_in; i += 256) most = fmaxf(most, fabsf(at(i)));
     most = block_max(most, shared);
-    // 2^exponent <= most; NaN and infinity stay what they are in the halves.
+    // 2^exponent <= most. NaN and infinity stay NaN and infinity in the halves.
     const uint exponent = (__float_as_uint(most) >> 23) & 255;
     const bool usual = exponent > 0 && exponent < 254;
     const float scale = usual ? __uint_as_float(exponent << 23) : 1.0f, by = usual ? __uint_as_float((254 - exponent) << 23) : 1.0f;

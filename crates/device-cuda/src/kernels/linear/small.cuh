@@ -1,18 +1,19 @@
-// y = x W^T for a small matrix in F32, such as a router's, of one row or of many; the norm of x
-// before it, a bias after it. All in f32.
+// y = x W^T for a small matrix in F32, such as a router's, for one row or many, with the norm of x
+// before it and a bias after it. Everything is f32.
 //
 // The norm's 1 / sqrt(mean(x^2) + eps) multiplies the sums at the end, so that x is read once. Rows
 // of W are padded with zeros to whole groups of 32 columns.
 //
 // Host contract
-//   parameter  LinearArguments with one matrix and TAIL_STORE
-//   small_row of few rows; threads 256, grid (n_out, rows): a block a result. Thread t sums columns
-//   4 t, 4 t + 1024, ..., then a tree. small_rows threads 128, grid (n_out / 16, rows / 32): tiles.
-//   Columns of x ascending, one sum for each result.
+//   parameter LinearArguments with one matrix and TAIL_STORE
+//   small_row, for few rows: threads 256, grid (n_out, rows), a block for each result. Thread t
+//   sums columns 4 t, 4 t + 1024, and so on, then a tree over threads.
+//   small_rows: threads 128, grid (n_out / 16, rows / 32), by tiles. Columns of x ascending, one
+//   sum for each result.
 #pragma once
 #include "linear/product.cuh"
 
-// Four columns from c on; zeros past the end.
+// Four columns from column c on; columns past the end are 0.
 __device__ __forceinline__ Vec4 small_four(const float *x, uint c, uint n) {
     if ((n & 3) == 0 && c < n) return *(const Vec4 *)(x + c);
     return {c < n ? x[c] : 0.0f, c + 1 < n ? x[c + 1] : 0.0f, c + 2 < n ? x[c + 2] : 0.0f, c + 3 < n ? x[c + 3] : 0.0f};
@@ -29,7 +30,7 @@ __device__ __forceinline__ void write_small_row(const LinearArguments &a) {
     const uint column = blockIdx.x, padded = (a.n_in + 31) / 32 * 32;
     const float *w = (const float *)(a.m0.weight.codes + ulong(column) * a.m0.weight.code_stride), *x_row = a.x + ulong(blockIdx.y) * a.n_in;
     float sum = 0.0f, square = 0.0f;
-    // Weights are on their way before x is there.
+    // Weights are loaded before x is ready.
     Vec4 next = {0.0f, 0.0f, 0.0f, 0.0f}, norm = next;
     uint c = threadIdx.x * 4;
     if (c < padded) next = *(const Vec4 *)(w + c), norm = small_norm(a, c);
@@ -54,13 +55,14 @@ __device__ __forceinline__ void write_small_row(const LinearArguments &a) {
 #define SMALL_K 32
 
 __device__ __forceinline__ void write_small_rows(const LinearArguments &a) {
-    // By column of x, so that a thread reads its two rows and columns side by side.
+    // Tiles by column of x, so that a thread reads neighbouring rows and columns together.
     __shared__ float xs[SMALL_K][SMALL_ROWS + 4], ws[SMALL_K][SMALL_COLUMNS + 2];
     __shared__ float squares[SMALL_ROWS];
     begin();
     const uint t = threadIdx.x, first_row = blockIdx.y * SMALL_ROWS, first_column = blockIdx.x * SMALL_COLUMNS;
     const uint padded = (a.n_in + SMALL_K - 1) / SMALL_K * SMALL_K;
-    // Loads: four threads a row of x, 8 columns each; eight threads a row of W, 4 columns each.
+    // Loads: four threads have a row of x, 8 columns each; eight threads have a row of W, 4 columns
+    // each.
     const uint x_row = t >> 2, x_at = (t & 3) * 8, w_row = t >> 3, w_at = (t & 7) * 4;
     const bool has_x = first_row + x_row < a.n_rows, has_w = first_column + w_row < a.m0.n_out;
     const float *x = a.x + ulong(has_x ? first_row + x_row : 0) * a.n_in;

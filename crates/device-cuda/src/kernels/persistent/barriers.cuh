@@ -1,5 +1,6 @@
-// The named barriers of a block, and who meets at each one. Warps 0..7 multiply and attend, warp 8
-// runs epilogues, warp 9 streams. One side arrives and goes on, the other side waits.
+// The named barriers of a block, and the warps that meet at each one. Warps 0..7 multiply and
+// attend, warp 8 runs epilogues, warp 9 streams. One side arrives and continues, the other side
+// waits.
 #pragma once
 #include "gemm/ptx.h"
 

@@ -1,6 +1,6 @@
-// The persistent kernel for several rows: a step of up to 8 rows in one launch (README.md). The
-// rows may belong to as many sequences or to fewer. Its name is
-// persistent_decode_rows_[experts_][q8_0_|fp8_]<D>_<H>, as that of one row (decode.cuh). It reads
+// The persistent kernel for several rows: a step of up to 8 rows in one launch (README.md). Rows
+// may belong to different sequences or to the same one. Its name is
+// persistent_decode_rows_[experts_][q8_0_|fp8_]<D>_<H>, like that of one row (decode.cuh). It reads
 // the same table and packed weights.
 //
 // Host contract, where it differs from that of one row

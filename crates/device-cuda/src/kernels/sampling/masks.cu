@@ -1,10 +1,10 @@
-// Masks on logits of outputs, in place: minus infinity for each token whose bit is 0. Bit t % 32 of
-// word t / 32 is token t's.
+// Masks logits of outputs in place: minus infinity for each token whose bit is 0. Token t has bit t
+// % 32 of word t / 32.
 //
-// The words are read where the host wrote them, once, 128 bytes a warp; a step's masks are ready
-// only when its logits nearly are, so that a copy of them would come after everything else too.
-// Grid: (BEST_PARTS, outputs). Moves 4 bytes for 32 tokens over the bus, and writes at most 4 for
-// each token.
+// The words are read from pinned memory, once, 128 bytes a warp. A step's masks are ready only
+// shortly before its logits, so a copy to the GPU would save no time.
+// Grid: (BEST_PARTS, outputs). Moves 4 bytes for 32 tokens over the bus, and writes at most 4 bytes
+// for each token.
 #include "kernels.cuh"
 
 KERNEL(256) masks(const __grid_constant__ ChooseArguments a) {

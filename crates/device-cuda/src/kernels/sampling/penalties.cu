@@ -1,10 +1,10 @@
-// Biases and penalties on the logits of outputs, in place: biases are added; then, for a token that
-// occurs c > 0 times among the output's recent and pending tokens, l = l / repeat if l > 0, else
-// l * repeat; then l -= presence + frequency * c. Pending tokens were chosen by earlier steps; one
-// that chose nothing counts for nothing.
+// Biases and penalties on the logits of outputs, in place. Biases are added first. Then, for a
+// token that occurs c > 0 times among the output's recent and pending tokens: l = l / repeat if l >
+// 0, else l * repeat; then l -= presence + frequency * c. Pending tokens were chosen by earlier
+// steps; NO_TOKEN is not counted.
 //
-// A thread for each of these tokens, in turns; where a token occurs more than once, the first
-// occurrence does the work, so that no sum depends on the order of threads.
+// A thread has one of these tokens at a time. If a token occurs more than once, only its first
+// occurrence changes the logit, so no sum depends on the order of threads.
 // Grid: (outputs).
 #include "kernels.cuh"
 

@@ -1,16 +1,15 @@
-// Tokens in the order in which they are weighed, best first: the larger logit, the lower id of
-// equals.
+// Tokens in descending order of their logits; of equal logits the lower id comes first.
 //
-// A token is (key, id). Keys are the logits' bits, turned so that unsigned integers have their
-// order; 0 is what is never chosen. Nothing is sorted: `nth` finds the token at which a sum down
-// the order reaches a goal, digit by digit of key and id, by histograms in shared memory. Sums are
-// integers, weights fixed point, and so no result depends on the order of lanes.
+// A token is (key, id). A key has the logit's bits, mapped to unsigned integers of the same order;
+// 0 marks tokens that are never chosen. Nothing is sorted: `nth` finds the token at which a sum in
+// this order reaches a goal. It searches by digits of key and id, with histograms in shared memory.
+// Sums are integers and weights are fixed point, so no result depends on the order of lanes.
 #pragma once
 #include "kernels.cuh"
 
 __device__ __forceinline__ Word2 make_token(uint key, uint id) { return {key, id}; }
 
-// Of a logit; 0: NaN or -infinity. The two zeros are one.
+// The key of a logit: 0 for NaN or -infinity, equal for both zeros.
 __device__ __forceinline__ uint key_of(float logit) {
     if (!(logit > -INFINITY_F)) return 0;
     const uint bits = __float_as_uint(logit == 0.0f ? 0.0f : logit);
@@ -21,7 +20,7 @@ __device__ __forceinline__ float logit_of(uint key) {
     return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
-// What a token weighs: exp((l - l_max) / temperature).
+// The weight of a token is exp((l - l_max) / temperature).
 struct Scale {
     float best; // l_max
     float temperature;
@@ -31,18 +30,18 @@ __device__ __forceinline__ float exponent_of(uint key, Scale scale) {
     return (logit_of(key) - scale.best) / scale.temperature;
 }
 
-// In 2^-40, cut off: the best weighs 2^40, and 2^23 tokens fit in 64 bits. What is less than 2^-40
-// of the best is never chosen.
+// The weight in units of 2^-40, rounded down. The best token has 2^40, so the sum of 2^23 tokens
+// fits in 64 bits. A token with a smaller weight than 2^-40 of the best is never chosen.
 __device__ __forceinline__ ulong weight_of(uint key, Scale scale) {
     return ulong(expf(exponent_of(key, scale)) * 1099511627776.0f);
 }
 
-// Where tokens are: the vocabulary's logits, or a list of some of them.
+// Tokens to search: the vocabulary's logits, or a list of some of them.
 struct Tokens {
     const float *logits;
     const Word2 *list;
     uint n;
-    bool listed; // in the list
+    bool listed; // true: `list`, false: `logits`
 };
 
 __device__ __forceinline__ Word2 token_at(Tokens tokens, uint index) {
@@ -50,24 +49,24 @@ __device__ __forceinline__ Word2 token_at(Tokens tokens, uint index) {
     return make_token(key_of(tokens.logits[index]), index);
 }
 
-// Which part of a block's work is a thread's.
+// The index of a thread among the threads that share the work.
 struct Lane {
     uint index;
     uint n_threads; // at least 32
 };
 
 #define N_BINS 256
-#define BINS_OF_LANE 8 // 32 lanes look through the bins
+#define BINS_OF_LANE 8 // 32 lanes search the bins
 
-// Threadgroup memory of the searches.
+// Shared memory of the searches.
 struct Bins {
     uint counts[N_BINS];
     uint low[N_BINS]; // sums of 64 bits in two words
     uint high[N_BINS];
     ulong parts[32];
-    ulong before; // sum of the bins before the one that was found
+    ulong before; // sum of the bins before the chosen one
     uint digit;
-    uint count; // tokens in it
+    uint count; // tokens in the chosen bin
     Word2 token;
 };
 
@@ -79,7 +78,7 @@ __device__ __forceinline__ uint load_word(uint *from) {
     return *(volatile uint *)from;
 }
 
-// Add to a sum of two words; what the lower one loses goes to the upper.
+// Adds to a sum of two words, and carries from the lower to the upper.
 __device__ __forceinline__ void add_wide(Bins *bins, uint bin, ulong value) {
     const uint low = uint(value);
     const uint old = atomicAdd(&bins->low[bin], low);
@@ -93,9 +92,9 @@ __device__ __forceinline__ ulong sum_of(Bins *bins, uint bin, bool by_count) {
     return (ulong(load_word(&bins->high[bin])) << 32) | load_word(&bins->low[bin]);
 }
 
-// The first token, best first, down to which the tokens (or their weights) sum to `goal`, which is
-// at least 1 and no more than the sum of all. All threads call it and get it. 4 digits of the key
-// and 4 of the id, as far as more than one token is left.
+// The first token at which the count (or the weights) of the tokens, best first, reaches `goal`.
+// `goal` is at least 1 and at most the sum of all. All threads call it, and all get the result. It
+// has up to 4 digits of the key and 4 of the id, and stops when one token is left.
 __device__ __forceinline__ Word2 nth(Tokens tokens, ulong goal, bool by_count, Scale scale, Bins *bins, Lane lane) {
     Word2 prefix = make_token(0, 0);
     Word2 known = make_token(0, 0);
@@ -111,7 +110,7 @@ __device__ __forceinline__ Word2 nth(Tokens tokens, ulong goal, bool by_count, S
         for (uint i = lane.index; i < tokens.n; i += lane.n_threads) {
             const Word2 token = token_at(tokens, i);
             if (token.x == 0 || (token.x & known.x) != prefix.x || (token.y & known.y) != prefix.y) continue;
-            // The larger key is the better, and the lower id.
+            // The larger key is better; of equal keys, the lower id.
             const uint bin = of_key ? 255 - ((token.x >> shift) & 255) : (token.y >> shift) & 255;
             atomicAdd(&bins->counts[bin], 1u);
             if (!by_count) add_wide(bins, bin, weight_of(token.x, scale));
@@ -154,8 +153,8 @@ __device__ __forceinline__ Word2 nth(Tokens tokens, ulong goal, bool by_count, S
     return bins->token;
 }
 
-// Sum of the weights down to the token `last`, of those whose exponent is at least `floor`. All
-// threads call it and get it.
+// Sum of the weights of the tokens up to `last`, of those whose exponent is at least `floor`. All
+// threads call it, and all get the result.
 __device__ __forceinline__ ulong mass_of(Tokens tokens, Word2 last, float floor, Scale scale, Bins *bins, Lane lane) {
     ulong sum = 0;
     for (uint i = lane.index; i < tokens.n; i += lane.n_threads) {
@@ -172,12 +171,12 @@ __device__ __forceinline__ ulong mass_of(Tokens tokens, Word2 last, float floor,
     if (sum != 0) add_wide(bins, 0, sum);
     __syncthreads();
     sum = sum_of(bins, 0, false);
-    // The next search clears it.
+    // The next search clears the bins.
     __syncthreads();
     return sum;
 }
 
-// value * fraction / 2^64, cut off, for values below 2^63.
+// value * fraction / 2^64, rounded down, for values below 2^63.
 __device__ __forceinline__ ulong part_of(ulong value, ulong fraction) {
     const ulong word = 0xffffffffu;
     const ulong v1 = value >> 32, v0 = value & word, f1 = fraction >> 32, f0 = fraction & word;

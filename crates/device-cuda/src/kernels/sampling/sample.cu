@@ -1,24 +1,24 @@
-// One token at random for each output that is sampled, after top-k, top-p and min-p, each of which
-// keeps the best of what is left.
+// A random token for each output that is sampled, after top-k, top-p and min-p. Each of these keeps
+// the best of the remaining tokens.
 //
-// What is kept is always a prefix of the order (rank.h), so a stage only says where it ends, and
-// the choice is the token at which the weights, best first, sum to more than a random part of what
-// is kept: chosen = nth(u * mass). The random number is the host's.
+// The remaining tokens are always a prefix of the order (rank.cuh), so each stage only determines
+// where the prefix ends. The chosen token is the first at which the sum of the weights, best first,
+// exceeds a random part of the prefix's sum: chosen = nth(u * mass). The random number comes from
+// the host.
 //
-// The vocabulary is read two or three times: for the best of each thread; then all that are as good
-// as the 512th of these (or the k-th) go to a list in shared memory: at least as many tokens as
-// were asked for, and seldom twice as many; and, without top-k, for the sum of all. Searches then
-// are in the list wherever the goal lies in it, and over the vocabulary where the distribution is
-// flat (up to 9 passes each).
+// The vocabulary is read two or three times. The first pass finds the best token of each thread.
+// The second lists all tokens that are at least as good as the 512th of these (or the k-th) in
+// shared memory. The list has at least the wanted number of tokens, and seldom twice that. Without
+// top-k a third pass sums all weights. Later searches use the list if the goal is within it, and
+// otherwise the vocabulary, up to 9 passes each. That happens for flat distributions.
 //
 // An output without a logit above -infinity, or with an infinite one, gets NO_TOKEN. Grid:
-// (outputs) blocks of 1,024 threads; those of outputs that are not sampled return at once.
+// (outputs) blocks of 1,024 threads. Blocks of outputs that are not sampled return at once.
 #include "sampling/rank.cuh"
 
-// Of so many best tokens the list is sure, where there are twice as many threads.
+// Number of best tokens that the list certainly has, if there are twice as many threads.
 #define HEAD 512
-// Tokens that the list has room for; more (only many equals are more) are searched in the
-// vocabulary.
+// Capacity of the list. Only many equal tokens exceed it, and then the vocabulary is searched.
 #define LIST 2048
 
 __device__ __forceinline__ void give(const ChooseArguments &a, const Choice &choice, uint token) {
@@ -49,7 +49,7 @@ KERNEL(1024) sample(const __grid_constant__ ChooseArguments a) {
     }
     __syncthreads();
 
-    // The best of each thread, and of all.
+    // The best token of each thread, then of all.
     uint mine = 0, n_mine = 0;
     for (uint id = thread_index; id < n_vocab; id += n_threads) {
         const uint key = key_of(logits[id]);
@@ -69,7 +69,7 @@ KERNEL(1024) sample(const __grid_constant__ ChooseArguments a) {
         return;
     }
 
-    // As many threads have one as good as `bound` as tokens are wanted.
+    // `bound` is such that the wanted number of threads have a token at least as good.
     const uint most = min(uint(HEAD), n_threads / 2);
     const uint wanted = top_k == 0 ? most : min(top_k, most);
     const Tokens bests = { logits, list, n_threads, true };
@@ -85,7 +85,7 @@ KERNEL(1024) sample(const __grid_constant__ ChooseArguments a) {
     const Tokens all = { logits, list, n_vocab, false };
     const Tokens head = { logits, list, n_list, true };
 
-    // Down to `last`, which is in the list or not.
+    // Sums the tokens up to `last`, which may be outside the list.
     Word2 last = make_token(0, 0xffffffffu);
     bool in_list = n_list == load_word(&n_good);
     if (top_k != 0 && top_k < load_word(&n_good)) {
