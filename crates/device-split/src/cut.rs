@@ -7,7 +7,7 @@
 //! the rows of their tokens, and then selected again. Each segment computes values that depend on
 //! the step alone ([`Op::Ordinals`], [`Op::Adapters`]) itself.
 
-use device::{DType, Limits, Node, Op, OutputKind, Plan, RowCount, Rule, Value, ValueId, Weight};
+use device::{DType, FusedKind, Limits, Node, Op, OutputKind, Plan, RowCount, Value, ValueId, Weight};
 use device_lower::fusion::fuse;
 
 use crate::owners::{Owners, kv_layer, state};
@@ -191,7 +191,7 @@ pub fn cut(
     (plan, flat): (&Plan, &Plan),
     place: &Placement,
     owners: &Owners,
-    rules: [&[Rule]; 2],
+    rules: [&[FusedKind]; 2],
     limits: &Limits,
     plans: &mut [Vec<Plan>; 2],
 ) -> Result<Cut, String> {

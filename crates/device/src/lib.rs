@@ -14,7 +14,7 @@
 //!   others attend to. A step names its plan.
 //! - **A fused Op is the list of primitives it replaces** ([`Op::Fused`]). The interpreter runs any
 //!   plan, fused or not, and so every fused kernel has a reference.
-//! - **Which rules fuse is the device's data** ([`Device::fusion`]), not code in the model.
+//! - **Which kinds of Ops fuse is the device's data** ([`Device::fusion`]), not code in the model.
 //! - **A program owns its memory.** [`Device::compile`] takes the arena and the scratch once, as
 //!   [`Device::memory_plan`] itemised them; [`Program::run`] allocates nothing. KV pages are
 //!   committed and decommitted while it runs, in granules that the device names; failing to commit
@@ -62,7 +62,7 @@ pub use op::{
 pub use plan::{
     DType, Node, OutputKind, Plan, PlanError, RowCount, Value, ValueId, Weight, WeightId, WeightPart,
 };
-pub use rule::{FusedKind, PatternPart, Rule};
+pub use rule::FusedKind;
 pub use sampling::{Chain, Penalties, Sampling, Stage};
 pub use step::{Choose, Chosen, Link, OutputRef, OwnedStep, Slice, Span, StateUse, Step, Ticket, Want};
 

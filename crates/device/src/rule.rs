@@ -1,8 +1,6 @@
-//! Fusion rules as data: a rule is a pattern of [`PatternPart`]s that matches neighbouring Ops.
+//! Kinds of fused Ops.
 
-use crate::OpKind;
-
-/// Kind of a fused Op. A device has one kernel (or schedule) for each kind in its profile.
+/// Kind of a fused Op. A device lists the kinds for which it has a kernel or a schedule.
 ///
 /// In every kind all parts belong to one layer, all their values have the same rows (tokens or
 /// outputs), and the group of a norm is the whole row unless stated otherwise.
@@ -28,39 +26,4 @@ pub enum FusedKind {
     /// Like [`Self::QkNormRopeKvWrite`], followed by the Attention over the layer just written. The
     /// Attention reads the end of the q chain, if there is one.
     QkNormRopeKvAttention,
-}
-
-/// One place of a pattern.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PatternPart {
-    /// The kind of Op.
-    pub kind: OpKind,
-    /// Fewest times in a row.
-    pub min: u8,
-    /// Most times in a row.
-    pub max: u8,
-    /// Index of an earlier place in the pattern; each Op must read a value that an Op of that place
-    /// wrote.
-    pub reads: Option<u8>,
-}
-
-impl PatternPart {
-    /// `min` to `max` Ops of a kind, with any inputs.
-    pub const fn new(kind: OpKind, min: u8, max: u8) -> PatternPart {
-        PatternPart { kind, min, max, reads: None }
-    }
-
-    /// Like [`Self::new`], but each Op reads a value that an Op of an earlier place wrote.
-    pub const fn reading(self, place: u8) -> PatternPart {
-        PatternPart { reads: Some(place), ..self }
-    }
-}
-
-/// A rule: neighbouring Ops that match `pattern` become one fused Op of `kind`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rule {
-    /// Kind of the fused Op.
-    pub kind: FusedKind,
-    /// The places, in order; each matches greedily.
-    pub pattern: &'static [PatternPart],
 }
