@@ -178,7 +178,8 @@ pub enum Fields {
 }
 
 impl Fields {
-    /// Fields of neighbouring Ops, if they are a fused Op of this kind. Other nodes read `escaping`.
+    /// Fields of neighbouring Ops, if they are a fused Op of this kind. Other nodes read
+    /// `escaping`.
     pub fn of(plan: &Plan, kind: FusedKind, parts: &[&Op], escaping: &[ValueId]) -> Option<Fields> {
         let projection = |has_norm: bool, has_tail: fn(&Tail) -> bool| {
             let found = projection(plan, parts).filter(|p| p.norm.is_some() == has_norm && has_tail(&p.tail));

@@ -37,7 +37,7 @@ pub fn fuse(plan: &Plan, kinds: &[FusedKind]) -> Plan {
         };
         let (window, after) = rest.split_at(len);
         let parts = window.iter().map(|node| node.op.clone()).collect();
-        nodes.push(Node { op: Op::Fused { kind, parts }, layer: first.layer });
+        nodes.push(Node { op: Op::Fused { kind, parts }, layer: first.layer, place: first.place });
         rest = after;
     }
     Plan { nodes, ..plan.clone() }
@@ -46,8 +46,7 @@ pub fn fuse(plan: &Plan, kinds: &[FusedKind]) -> Plan {
 /// The plan with every fused Op replaced by its parts: the inverse of [`fuse`].
 pub fn flatten(plan: &Plan) -> Plan {
     let parts = |node: &Node| {
-        let layer = node.layer;
-        node.op.primitives().iter().map(move |op| Node { op: op.clone(), layer }).collect::<Vec<_>>()
+        node.op.primitives().iter().map(|op| Node { op: op.clone(), ..*node }).collect::<Vec<_>>()
     };
     Plan { nodes: plan.nodes.iter().flat_map(parts).collect(), ..plan.clone() }
 }

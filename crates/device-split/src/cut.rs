@@ -333,7 +333,7 @@ impl Part {
             }
             first += cols;
         }
-        self.begin.extend(ops.into_iter().map(|op| Node { op, layer: None }));
+        self.begin.extend(ops.into_iter().map(|op| Node { op, layer: None, place: None }));
     }
 
     /// Adds an Argmax, with which every plan must end. It reads a column of the first kept value,
@@ -351,7 +351,7 @@ impl Part {
         self.argmax = self.push(RowCount::Outputs, DType::U32, 1);
         ops.push(Op::Argmax { x: self.output, out: self.argmax });
         self.output_kind = OutputKind::Hidden;
-        self.end.extend(ops.into_iter().map(|op| Node { op, layer: None }));
+        self.end.extend(ops.into_iter().map(|op| Node { op, layer: None, place: None }));
     }
 
     fn push(&mut self, rows: RowCount, dtype: DType, cols: usize) -> ValueId {

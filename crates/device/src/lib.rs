@@ -30,13 +30,14 @@ mod check;
 mod committed;
 mod contract;
 mod cost;
+mod fused;
 mod kv;
 mod masks;
 mod needs;
 mod op;
+mod place;
 mod plan;
 mod print;
-mod rule;
 mod sampling;
 mod step;
 mod validate;
@@ -52,6 +53,7 @@ pub use contract::{
     Arithmetic, BackgroundProgress, CommandInfo, Device, Error, Item, Limits, MemoryPlan, Numerics, Peaks,
     Program, Residence, Result, Timing, no_background, plans_stay,
 };
+pub use fused::FusedKind;
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE, STATE_NONE, StateId};
 pub use masks::{MaskSource, Masks};
 pub use needs::{GroupUse, Needs};
@@ -59,10 +61,10 @@ pub use op::{
     Activation, CollectiveKind, FromStep, KvAccess, Op, OpFacts, OpKind, Pooling, RopeStyle, RouterGroups,
     RouterScores,
 };
+pub use place::Place;
 pub use plan::{
     DType, Node, OutputKind, Plan, PlanError, RowCount, Value, ValueId, Weight, WeightId, WeightPart,
 };
-pub use rule::FusedKind;
 pub use sampling::{Chain, Penalties, Sampling, Stage};
 pub use step::{Choose, Chosen, Link, OutputRef, OwnedStep, Slice, Span, StateUse, Step, Ticket, Want};
 

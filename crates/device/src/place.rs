@@ -1,13 +1,13 @@
-//! Stages: names for the parts of a layer, which its builder gives to the nodes.
+//! Places: names for the parts of a layer, which its builder gives to the nodes.
 //!
-//! Devices fuse neighbouring Ops. Stages say which Ops are neighbours, so that a builder may emit
+//! Devices fuse neighbouring Ops. Places say which Ops are neighbours, so that a builder may emit
 //! the Ops of a layer in any order that data flow allows: [`Plan::arrange`] orders them.
 
 use crate::{Node, Plan};
 
 /// Part of a layer that a node computes, in the order of computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Stage {
+pub enum Place {
     /// The rows of the residual that later layers need.
     Rows,
     /// The norm before attention.
@@ -89,12 +89,13 @@ pub enum Stage {
 }
 
 impl Plan {
-    /// Orders the nodes of each span by their stages. A span is a run of nodes of one layer that
-    /// have stages. Nodes of one stage keep their order, and nodes without a stage keep their place.
+    /// Orders the nodes of each span by their places. A span is a run of nodes of one layer that
+    /// have places. Nodes of one place keep their order, and nodes without a place stay where they
+    /// are.
     pub fn arrange(&mut self) {
-        let is_span = |a: &Node, b: &Node| a.layer == b.layer && a.stage.is_some() && b.stage.is_some();
+        let is_span = |a: &Node, b: &Node| a.layer == b.layer && a.place.is_some() && b.place.is_some();
         for span in self.nodes.chunk_by_mut(is_span) {
-            span.sort_by_key(|node| node.stage);
+            span.sort_by_key(|node| node.place);
         }
     }
 }
