@@ -9,7 +9,7 @@ use crate::kernels::{
     activation_rows, argmax, attention, cross_attention, cross_scores, expert_groups, expert_linear,
     kv_write, projection, recurrence, round_up, route, self_attention, short_conv,
 };
-use crate::units::{RopeKey, rope_tables, units_of};
+use crate::units::{RopeKey, rope_tables};
 use crate::weights::{self, ToInterleave};
 use ::weights::Bytes;
 use device::key_bias;
@@ -17,7 +17,7 @@ use device::{
     Item, KvLayer, KvLayerId, Limits, MemoryPlan, Op, Plan, Residence, RowCount, Value, ValueId, WeightId,
 };
 use device_lower::arena::{self, Arena};
-use device_lower::fields::{Fields, Projection, QkRopeKv, Tail};
+use device_lower::fields::{Fields, Projection, QkRopeKv, Tail, fields_of_nodes};
 use device_lower::outputs::HostOutputs;
 use std::collections::HashSet;
 
@@ -461,7 +461,7 @@ impl<'a> LaidOut<'a> {
     pub fn new(plans: &'a [Plan], limits: &Limits, isa: Isa, n_workers: usize) -> LaidOut<'a> {
         let n_terms = key_bias::n_terms(plans, limits);
         let of_plan = |plan| {
-            let units = units_of(plan);
+            let units = fields_of_nodes(plan, crate::profile::RULES);
             let layout = Layout::new(plan, &units, limits, &n_terms, isa, n_workers);
             LaidOutPlan { plan, units, layout }
         };

@@ -1,7 +1,7 @@
-//! Units of a plan, each the work of one or two commands, and the RoPE tables that they read.
+//! The RoPE tables that the units of a plan read.
 
 use device::{Op, Plan, WeightId};
-use device_lower::fields::{Fields, QkRopeKv, RopeOf, fields_of_nodes};
+use device_lower::fields::{Fields, QkRopeKv, RopeOf};
 
 /// Key of a RoPE table: Ropes with the same key share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,12 +30,6 @@ impl RopeKey {
     }
 }
 
-/// Fields of a checked plan's nodes as this device's kernels run them, each with the index of its
-/// node.
-pub fn units_of(plan: &Plan) -> Vec<(usize, Fields)> {
-    fields_of_nodes(plan, crate::profile::RULES)
-}
-
 /// Distinct RoPE tables of the plan, in order of first use.
 pub fn rope_tables(plan: &Plan, units: &[(usize, Fields)]) -> Vec<RopeKey> {
     let mut keys = Vec::new();
@@ -61,14 +55,15 @@ pub fn rope_tables(plan: &Plan, units: &[(usize, Fields)]) -> Vec<RopeKey> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::RULES;
     use device::ValueId;
-    use device_lower::fields::Tail;
+    use device_lower::fields::{Tail, fields_of_nodes};
     use device_lower::fusion::{self, fuse};
     use device_testing::{PlanBuilder, mini_transformer};
     use weights::BlockType;
 
     fn fused(plan: &Plan) -> Vec<(usize, Fields)> {
-        units_of(&fuse(plan, crate::profile::RULES))
+        fields_of_nodes(&fuse(plan, RULES), RULES)
     }
 
     #[test]
@@ -94,7 +89,7 @@ mod tests {
             .collect();
         assert_eq!(kinds, "eNKTAGA".to_owned() + "sNKTsAGA" + "Nm");
         // Without fusion every Op is a unit, and the Linears have neither norm nor epilogue.
-        assert_eq!(units_of(&plan).len(), plan.nodes.len());
+        assert_eq!(fields_of_nodes(&plan, RULES).len(), plan.nodes.len());
     }
 
     /// A value that other nodes read must be written, so a norm that a fourth Linear reads is not
@@ -108,7 +103,7 @@ mod tests {
         let sum = outs[1..].iter().fold(outs[0], |sum, out| b.add(sum, *out));
         let plan = b.finish(sum);
         let units = fused(&plan);
-        assert!(fuse(&plan, crate::profile::RULES).nodes.len() < plan.nodes.len(), "the rule applies");
+        assert!(fuse(&plan, RULES).nodes.len() < plan.nodes.len(), "the rule applies");
         let written: Vec<ValueId> = units.iter().flat_map(|(_, unit)| unit.writes()).collect();
         assert!(written.contains(&norm));
         assert!(units.iter().any(|(_, unit)| matches!(unit, Fields::Primitive(Op::RmsNorm { .. }))));
@@ -119,7 +114,8 @@ mod tests {
     fn every_rule_there_is_can_be_lowered() {
         let plan = mini_transformer(1, BlockType::Q4_0);
         let fused = fuse(&plan, fusion::ALL);
-        let written: Vec<ValueId> = units_of(&fused).iter().flat_map(|(_, unit)| unit.writes()).collect();
+        let written: Vec<ValueId> =
+            fields_of_nodes(&fused, RULES).iter().flat_map(|(_, unit)| unit.writes()).collect();
         for (node, escaping) in fused.escaping().iter().enumerate() {
             assert!(escaping.iter().all(|id| written.contains(id)), "node {node}");
         }
