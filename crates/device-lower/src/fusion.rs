@@ -43,7 +43,7 @@ pub fn fuse(plan: &Plan, kinds: &[FusedKind]) -> Plan {
     Plan { nodes, ..plan.clone() }
 }
 
-/// The plan with every fused Op replaced by its parts, which get its place: the inverse of [`fuse`].
+/// The plan with fused Ops replaced by their parts, which get their place: the inverse of [`fuse`].
 pub fn flatten(plan: &Plan) -> Plan {
     let parts = |node: &Node| {
         node.op.primitives().iter().map(|op| Node { op: op.clone(), ..*node }).collect::<Vec<_>>()
