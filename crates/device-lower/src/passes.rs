@@ -1,8 +1,8 @@
 //! The ordered passes that lower the nodes of a plan to units.
 //!
 //! Each node first becomes one unit or, if a fused Op must write values of its inside, one unit for
-//! each of its parts. Then each pass of the profile's list replaces neighbouring units by one that has a
-//! kernel: for heads (`heads`), gates of columns or rows (`gates`), mixtures of experts
+//! each of its parts. Then each pass of the profile's list replaces neighbouring units by one that
+//! has a kernel: for heads (`heads`), gates of columns or rows (`gates`), mixtures of experts
 //! (`experts`), and additions to the residual stream (`residual`). Finally, readers of a norm
 //! recompute it (`norms`). Later passes see the result of earlier ones, so the order of the list
 //! matters. A profile lists the passes that its kernels support: [`ALL`], or fewer.
