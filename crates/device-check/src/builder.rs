@@ -109,7 +109,7 @@ impl PlanBuilder {
 
     /// Adds a node.
     pub fn push(&mut self, op: Op) {
-        self.plan.nodes.push(Node { op, layer: self.layer });
+        self.plan.nodes.push(Node { op, layer: self.layer, place: None });
     }
 
     fn name(&self, what: &str) -> String {

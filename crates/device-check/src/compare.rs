@@ -3,7 +3,8 @@
 
 use super::{Case, cases, check_op_cases, committed};
 use device::{
-    Choose, Device, FromStep, KvAccess, Limits, Op, OwnedStep, Plan, RowCount, Rule, Span, StateUse, ValueId,
+    Choose, Device, FromStep, FusedKind, KvAccess, Limits, Op, OwnedStep, Plan, RowCount, Span, StateUse,
+    ValueId,
 };
 use device_lower::fusion::fuse;
 use device_reference::Reference;
@@ -83,12 +84,13 @@ pub fn compare(device: &dyn Device, case: &Case, tolerance: f32) -> Result<(), S
 /// Like [`compare`]; returns the results of the plans fused by all rules.
 fn results(device: &dyn Device, case: &Case, tolerance: f32) -> Result<Vec<Results>, String> {
     let expected = run(&Reference::new(1), &case.plans, &case.limits, &case.steps)?;
-    let fused = |rules: &[Rule]| -> Vec<Plan> { case.plans.iter().map(|plan| fuse(plan, rules)).collect() };
+    let fused =
+        |rules: &[FusedKind]| -> Vec<Plan> { case.plans.iter().map(|plan| fuse(plan, rules)).collect() };
     let mut variants = vec![("not fused".to_owned(), case.plans.clone())];
     let rules = device.fusion();
     let is_small = case.plans.iter().all(|plan| plan.nodes.len() < WHOLE_LAYERS);
     let alone = rules.iter().filter(|_| is_small);
-    let alone = alone.map(|rule| (format!("fused by {}", rule.kind), fused(&[*rule])));
+    let alone = alone.map(|rule| (format!("fused by {rule}"), fused(&[*rule])));
     let all = std::iter::once(("fused by all rules".to_owned(), fused(rules)));
     let mut of_all = 0;
     for (what, plans) in alone.chain(all) {

@@ -79,7 +79,7 @@ pub fn truncate(plan: &Plan, value: ValueId) -> Option<Plan> {
     cut.nodes.truncate(index);
     let last = &plan.nodes[index];
     for op in last.op.primitives() {
-        cut.nodes.push(Node { op: op.clone(), layer: last.layer });
+        cut.nodes.push(Node { op: op.clone(), ..*last });
         if op.writes().contains(&value) {
             break;
         }
@@ -88,7 +88,7 @@ pub fn truncate(plan: &Plan, value: ValueId) -> Option<Plan> {
     let mut push = |x: ValueId, cols: usize, dtype: DType, op: fn(ValueId, ValueId) -> Op| {
         let out = ValueId(cut.values.len() as u32);
         cut.values.push(Value { name: format!("end {}", out.0), rows: RowCount::Outputs, cols, dtype });
-        cut.nodes.push(Node { op: op(x, out), layer: None });
+        cut.nodes.push(Node { op: op(x, out), layer: None, place: None });
         out
     };
     let logits = match rows {

@@ -13,12 +13,12 @@ use crate::kernels::{
     activation_rows, argmax, expert_groups, expert_linear, projection, qk_rope_kv, rms_norm, rope,
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes};
-use crate::units::{CpuUnit, NodeUnit, RopeKey, out_of};
+use crate::units::RopeKey;
 use crate::weights::InterleavedWeights;
 use device::key_bias::KnownKeys;
 use device::{CommandInfo, KvLayerId, Limits, Op, Plan, ValueId, WeightId, WeightPart};
 use device_lower::arena::NO_PLACE;
-use device_lower::fields::{HeadChain, Norm, NormAdd, Projection, QkRopeKv, RopeOf, Tail};
+use device_lower::fields::{Fields, HeadChain, Norm, NormAdd, Projection, QkRopeKv, RopeOf, Tail};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicUsize;
 use weights::BlockType;
@@ -105,7 +105,7 @@ pub struct Compiler<'a> {
 
 impl Compiler<'_> {
     /// The table for steps of `rows`.
-    pub fn table(&self, units: &[NodeUnit], rows: RowsOfStep) -> Table {
+    pub fn table(&self, units: &[(usize, Fields)], rows: RowsOfStep) -> Table {
         let mut table = Table::default();
         for (index, (key, _)) in self.layout.rope_tables.iter().enumerate() {
             let params = rope::TableParams {
@@ -119,19 +119,19 @@ impl Compiler<'_> {
             self.push(&mut table, 0, command, "rope_table".into(), 0);
         }
         let mut ordered = Ordered::default();
-        for NodeUnit { node, unit } in units {
+        for (node, unit) in units {
             match unit {
-                CpuUnit::Primitive(Op::ExpertLinear { x, ids, weight, out }) => {
+                Fields::Primitive(Op::ExpertLinear { x, ids, weight, out }) => {
                     let op = Experts { x: *x, ids: *ids, weight: *weight, out: *out };
                     self.experts(&mut table, *node, op, rows, &mut ordered);
                 }
-                CpuUnit::Projection(p) => {
+                Fields::Projection(p) => {
                     // A projection overwrites the prepared rows.
                     ordered.gathered = None;
                     self.projection(&mut table, *node, p, rows);
                 }
-                CpuUnit::Primitive(op) => self.primitive(&mut table, *node, op),
-                CpuUnit::NormAdd(NormAdd { x, norm, residual, out }) => {
+                Fields::Primitive(op) => self.primitive(&mut table, *node, op),
+                Fields::NormAdd(NormAdd { x, norm, residual, out }) => {
                     let params = rms_norm::RmsNormParams {
                         x: self.value(*x),
                         weight: self.weight_or_null(norm.weight),
@@ -146,7 +146,7 @@ impl Compiler<'_> {
                     let command = Command::new(rms_norm::rms_norm(self.isa), params);
                     self.push(&mut table, *node, command, "rms_norm + add".into(), 0);
                 }
-                CpuUnit::QkRopeKv(unit) => self.qk_rope_kv(&mut table, *node, unit),
+                Fields::QkRopeKv(unit) => self.qk_rope_kv(&mut table, *node, unit),
             }
         }
         table
@@ -240,7 +240,7 @@ impl Compiler<'_> {
             weight: self.weight_or_null(norm.weight),
             eps: norm.eps,
             turn: self.turn(chain.rope),
-            out: out_of(chain).map_or(null_mut(), |id| self.value(id)),
+            out: chain.out().map_or(null_mut(), |id| self.value(id)),
         }
     }
 

@@ -11,8 +11,8 @@ use crate::weights::ToInterleave;
 use crate::{NAME, cpu, peaks, profile};
 use device::key_bias::KnownKeys;
 use device::{
-    Arithmetic, Device, Error, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result,
-    Rule, Weight,
+    Arithmetic, Device, Error, FusedKind, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence,
+    Result, Weight,
 };
 use device_lower::hosted::Hosted;
 use std::sync::Arc;
@@ -105,7 +105,7 @@ impl Device for CpuDevice {
         platform::system_memory()
     }
 
-    fn fusion(&self) -> &[Rule] {
+    fn fusion(&self) -> &[FusedKind] {
         profile::RULES
     }
 

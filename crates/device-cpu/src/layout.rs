@@ -9,7 +9,7 @@ use crate::kernels::{
     activation_rows, argmax, attention, cross_attention, cross_scores, expert_groups, expert_linear,
     kv_write, projection, recurrence, round_up, route, self_attention, short_conv,
 };
-use crate::units::{CpuUnit, NodeUnit, RopeKey, rope_tables, units_of};
+use crate::units::{RopeKey, rope_tables};
 use crate::weights::{self, ToInterleave};
 use ::weights::Bytes;
 use device::key_bias;
@@ -17,7 +17,7 @@ use device::{
     Item, KvLayer, KvLayerId, Limits, MemoryPlan, Op, Plan, Residence, RowCount, Value, ValueId, WeightId,
 };
 use device_lower::arena::{self, Arena};
-use device_lower::fields::{Projection, QkRopeKv, Tail};
+use device_lower::fields::{Fields, Projection, QkRopeKv, Tail, fields_of_nodes};
 use device_lower::outputs::HostOutputs;
 use std::collections::HashSet;
 
@@ -292,13 +292,13 @@ impl Layout {
     /// Layout of a plan for limits that fit it. `n_terms`: constant key terms of each layer.
     pub fn new(
         plan: &Plan,
-        units: &[NodeUnit],
+        units: &[(usize, Fields)],
         limits: &Limits,
         n_terms: &[usize],
         isa: Isa,
         n_workers: usize,
     ) -> Layout {
-        let written: HashSet<ValueId> = units.iter().flat_map(|u| u.unit.writes()).collect();
+        let written: HashSet<ValueId> = units.iter().flat_map(|(_, unit)| unit.writes()).collect();
         let bytes_of = |value: &Value| max_rows(limits, value.rows) * value.cols * 4;
         let needs_internal = |_: &Op, id: ValueId| written.contains(&id);
         let options = arena::Options { align: 64, in_place: true, needs_internal: &needs_internal };
@@ -321,7 +321,7 @@ impl Layout {
         };
         let table = |key: RopeKey| (key, round_up(limits.max_rows * key.n_dims * 4));
         layout.rope_tables = rope_tables(plan, units).into_iter().map(table).collect();
-        for NodeUnit { unit, .. } in units {
+        for (_, unit) in units {
             layout.grow(plan, unit, limits, n_terms, isa);
         }
         layout
@@ -334,10 +334,10 @@ impl Layout {
     }
 
     /// Reserves space for a unit.
-    fn grow(&mut self, plan: &Plan, unit: &CpuUnit, limits: &Limits, n_terms: &[usize], isa: Isa) {
+    fn grow(&mut self, plan: &Plan, unit: &Fields, limits: &Limits, n_terms: &[usize], isa: Isa) {
         let scratch = match unit {
-            CpuUnit::Projection(p) => self.grow_projection(plan, p, limits, isa),
-            CpuUnit::Primitive(Op::ExpertLinear { x, ids, weight, .. }) => {
+            Fields::Projection(p) => self.grow_projection(plan, p, limits, isa),
+            Fields::Primitive(Op::ExpertLinear { x, ids, weight, .. }) => {
                 let sizes = ExpertSizes::new(plan, *x, *ids, *weight, limits, self.n_workers);
                 let kernel = linear_kernel(plan.weight(*weight).block, sizes.n_in, isa).with(limits.numerics);
                 self.prepare(kernel.activation, sizes.max_pairs, sizes.n_in);
@@ -350,38 +350,38 @@ impl Layout {
                 expert_linear::one_row_scratch_bytes(sizes.n_in)
                     .max(expert_linear::many_rows_scratch_bytes(sizes.row_block, gemm))
             }
-            CpuUnit::QkRopeKv(QkRopeKv { layer, .. }) | CpuUnit::Primitive(Op::KvWrite { layer, .. }) => {
+            Fields::QkRopeKv(QkRopeKv { layer, .. }) | Fields::Primitive(Op::KvWrite { layer, .. }) => {
                 kv_write::scratch_bytes(plan.kv.layer(*layer).head_dim)
             }
-            CpuUnit::Primitive(Op::Attention { layer, n_heads, window, chunked, both_ways, out, .. }) => {
+            Fields::Primitive(Op::Attention { layer, n_heads, window, chunked, both_ways, out, .. }) => {
                 let shape = schedule_shape(plan, *layer, *n_heads, (*window, *chunked, *both_ways), *out);
                 let n_terms = n_terms.get(layer.0 as usize).copied().unwrap_or(0);
                 self.grow_attention(plan.kv.layer(*layer), *n_heads, shape, n_terms, limits)
             }
-            CpuUnit::Primitive(Op::ShortConv { weight, .. }) => {
+            Fields::Primitive(Op::ShortConv { weight, .. }) => {
                 short_conv::scratch_bytes(plan.weight(*weight).n_cols())
             }
-            CpuUnit::Primitive(Op::GatedDelta { k, v, n_key_heads, n_heads, .. }) => {
+            Fields::Primitive(Op::GatedDelta { k, v, n_key_heads, n_heads, .. }) => {
                 recurrence::scratch_bytes(plan.value(*k).cols / n_key_heads, plan.value(*v).cols / n_heads)
             }
-            CpuUnit::Primitive(Op::SelectiveScan { b, x, n_groups, n_heads, .. }) => {
+            Fields::Primitive(Op::SelectiveScan { b, x, n_groups, n_heads, .. }) => {
                 recurrence::scratch_bytes(plan.value(*b).cols / n_groups, plan.value(*x).cols / n_heads)
             }
-            CpuUnit::Primitive(Op::SelfAttention { q, n_heads, .. }) => {
+            Fields::Primitive(Op::SelfAttention { q, n_heads, .. }) => {
                 self_attention::scratch_bytes(plan.value(*q).cols / n_heads)
             }
-            CpuUnit::Primitive(Op::CrossAttention { layer, n_heads, .. }) => {
+            Fields::Primitive(Op::CrossAttention { layer, n_heads, .. }) => {
                 let layer = plan.kv.layer(*layer);
                 cross_attention::scratch_bytes(n_heads / layer.n_kv_heads, layer.head_dim)
             }
-            CpuUnit::Primitive(Op::CrossScores { layer, .. }) => {
+            Fields::Primitive(Op::CrossScores { layer, .. }) => {
                 cross_scores::scratch_bytes(plan.kv.layer(*layer).head_dim)
             }
-            CpuUnit::Primitive(Op::Route { x, groups, .. }) => {
+            Fields::Primitive(Op::Route { x, groups, .. }) => {
                 route::scratch_bytes(plan.value(*x).cols, *groups)
             }
-            CpuUnit::NormAdd(_) => 0,
-            CpuUnit::Primitive(op) => {
+            Fields::NormAdd(_) => 0,
+            Fields::Primitive(op) => {
                 assert!(!op.facts().needs_scratch, "the scratch of {} has no size", op.kind());
                 0
             }
@@ -443,7 +443,7 @@ pub struct LaidOutPlan<'a> {
     /// The plan.
     pub plan: &'a Plan,
     /// Its units.
-    pub units: Vec<NodeUnit>,
+    pub units: Vec<(usize, Fields)>,
     /// Sizes of the units.
     pub layout: Layout,
 }
@@ -461,7 +461,7 @@ impl<'a> LaidOut<'a> {
     pub fn new(plans: &'a [Plan], limits: &Limits, isa: Isa, n_workers: usize) -> LaidOut<'a> {
         let n_terms = key_bias::n_terms(plans, limits);
         let of_plan = |plan| {
-            let units = units_of(plan);
+            let units = fields_of_nodes(plan, crate::profile::RULES);
             let layout = Layout::new(plan, &units, limits, &n_terms, isa, n_workers);
             LaidOutPlan { plan, units, layout }
         };

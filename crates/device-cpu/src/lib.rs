@@ -2,8 +2,9 @@
 //!
 //! # How a plan passes through this crate
 //!
-//! 1. `profile` holds the fusion rules, which `device_lower::fusion::fuse` applies.
-//! 2. `units` maps each node to the kernels that run it, and to the values that other nodes read.
+//! 1. `profile` lists the fused Ops, which `device_lower::fusion::fuse` forms.
+//! 2. `device_lower::fields` maps each node to the kernels that run it, and to the values that
+//!    other nodes read. `units` finds the RoPE tables that they share.
 //! 3. `layout` sizes every buffer once. The memory plan prints the sizes; compilation allocates the
 //!    buffers.
 //! 4. `weights` interleaves matrices for kernels that need another order than the file's.

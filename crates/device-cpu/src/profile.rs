@@ -4,18 +4,17 @@
 //! fused with the KvWrite before it: its workers read keys that other workers write, which needs a
 //! barrier anyway.
 
-use device::{KvType, Rule};
-use device_lower::fusion;
+use device::{FusedKind, KvType};
 
 /// Rules in the order in which they are tried at every node; a rule precedes those that it
 /// contains.
-pub const RULES: &[Rule] = &[
-    fusion::NORM_GATE_UP,
-    fusion::NORM_LINEAR,
-    fusion::GATE_UP,
-    fusion::LINEAR_ADD,
-    fusion::NORM_ADD,
-    fusion::QK_NORM_ROPE_KV_WRITE,
+pub const RULES: &[FusedKind] = &[
+    FusedKind::NormGateUp,
+    FusedKind::NormLinear,
+    FusedKind::GateUp,
+    FusedKind::LinearAdd,
+    FusedKind::NormAdd,
+    FusedKind::QkNormRopeKvWrite,
 ];
 
 /// Supported KV types, the default first.

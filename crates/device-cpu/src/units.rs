@@ -1,10 +1,7 @@
-//! Units of a plan: each node becomes one [`CpuUnit`], or several if no kernel runs its fused Op as
-//! a whole. Units name values and weights, and own no memory.
+//! The RoPE tables that the units of a plan read.
 
-use device::{FusedKind, Op, Plan, ValueId, WeightId};
-use device_lower::fields::{
-    HeadChain, NormAdd, Projection, QkRopeKv, RopeOf, norm_add, projection, qk_rope_kv, units_of_nodes,
-};
+use device::{Op, Plan, WeightId};
+use device_lower::fields::{Fields, QkRopeKv, RopeOf};
 
 /// Key of a RoPE table: Ropes with the same key share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,81 +30,18 @@ impl RopeKey {
     }
 }
 
-/// A unit of one or two commands.
-#[derive(Clone, Debug, PartialEq)]
-pub enum CpuUnit {
-    /// A primitive other than Linear.
-    Primitive(Op),
-    /// Linears, with a norm before them and an epilogue.
-    Projection(Projection),
-    /// A norm and a residual sum.
-    NormAdd(NormAdd),
-    /// Norm and RoPE of q and k, and KvWrite of k and v.
-    QkRopeKv(QkRopeKv),
-}
-
-/// A unit and the node that it comes from.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NodeUnit {
-    /// Index of the plan's node.
-    pub node: usize,
-    /// The unit.
-    pub unit: CpuUnit,
-}
-
-/// Destination of the heads, if a value outside the KV cache is read.
-pub fn out_of(chain: &HeadChain) -> Option<ValueId> {
-    (chain.escapes && !chain.is_empty()).then_some(chain.end)
-}
-
-impl CpuUnit {
-    /// Values that the unit writes to memory.
-    pub fn writes(&self) -> Vec<ValueId> {
-        match self {
-            CpuUnit::Primitive(op) => op.writes(),
-            CpuUnit::Projection(p) => p.writes(),
-            CpuUnit::NormAdd(NormAdd { out, .. }) => vec![*out],
-            CpuUnit::QkRopeKv(QkRopeKv { q, k, .. }) => q.iter().chain([k]).filter_map(out_of).collect(),
-        }
-    }
-}
-
-/// Units of a checked plan, in order.
-pub fn units_of(plan: &Plan) -> Vec<NodeUnit> {
-    let whole = |kind: FusedKind, parts: &[Op], escaping: &[ValueId]| recognise(plan, kind, parts, escaping);
-    let units = units_of_nodes(plan, whole, CpuUnit::writes, primitive).into_iter();
-    units.map(|(node, unit)| NodeUnit { node, unit }).collect()
-}
-
-fn primitive(op: &Op) -> CpuUnit {
-    let Op::Linear { x, weight, bias, out } = op else { return CpuUnit::Primitive(op.clone()) };
-    CpuUnit::Projection(Projection::single(*x, *weight, *bias, *out))
-}
-
-/// The unit that runs a fused Op as a whole, if there is one.
-fn recognise(plan: &Plan, kind: FusedKind, parts: &[Op], escaping: &[ValueId]) -> Option<CpuUnit> {
-    match kind {
-        FusedKind::NormLinear | FusedKind::NormGateUp | FusedKind::GateUp | FusedKind::LinearAdd => {
-            projection(plan, parts).map(CpuUnit::Projection)
-        }
-        FusedKind::NormAdd => norm_add(plan, parts).map(CpuUnit::NormAdd),
-        FusedKind::QkNormRopeKvWrite => qk_rope_kv(plan, parts, escaping).map(CpuUnit::QkRopeKv),
-        FusedKind::QkNormRopeKvAttention => None,
-    }
-}
-
 /// Distinct RoPE tables of the plan, in order of first use.
-pub fn rope_tables(plan: &Plan, units: &[NodeUnit]) -> Vec<RopeKey> {
+pub fn rope_tables(plan: &Plan, units: &[(usize, Fields)]) -> Vec<RopeKey> {
     let mut keys = Vec::new();
-    for NodeUnit { unit, .. } in units {
+    for (_, unit) in units {
         let found = match unit {
-            CpuUnit::Primitive(Op::Rope { frequencies, n_dims, scale, .. }) => {
+            Fields::Primitive(Op::Rope { frequencies, n_dims, scale, .. }) => {
                 vec![RopeKey::new(plan, *frequencies, *n_dims, *scale)]
             }
-            CpuUnit::QkRopeKv(QkRopeKv { q, k, .. }) => {
+            Fields::QkRopeKv(QkRopeKv { q, k, .. }) => {
                 q.iter().chain([k]).filter_map(|c| Some(RopeKey::of(plan, c.rope?))).collect()
             }
-            CpuUnit::Primitive(_) | CpuUnit::Projection(_) | CpuUnit::NormAdd(_) => vec![],
+            Fields::Primitive(_) | Fields::Projection(_) | Fields::NormAdd(_) => vec![],
         };
         for key in found {
             if !keys.contains(&key) {
@@ -121,13 +55,15 @@ pub fn rope_tables(plan: &Plan, units: &[NodeUnit]) -> Vec<RopeKey> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use device_lower::fields::Tail;
+    use crate::profile::RULES;
+    use device::ValueId;
+    use device_lower::fields::{Tail, fields_of_nodes};
     use device_lower::fusion::{self, fuse};
     use device_testing::{PlanBuilder, mini_transformer};
     use weights::BlockType;
 
-    fn fused(plan: &Plan) -> Vec<NodeUnit> {
-        units_of(&fuse(plan, crate::profile::RULES))
+    fn fused(plan: &Plan) -> Vec<(usize, Fields)> {
+        fields_of_nodes(&fuse(plan, RULES), RULES)
     }
 
     #[test]
@@ -136,24 +72,24 @@ mod tests {
         let units = fused(&plan);
         let kinds: String = units
             .iter()
-            .map(|l| match &l.unit {
-                CpuUnit::Projection(p) => match p.tail {
+            .map(|(_, unit)| match unit {
+                Fields::Projection(p) => match p.tail {
                     Tail::Store if p.norm.is_some() => 'N',
                     Tail::Store => 'L',
                     Tail::Add { .. } => 'A',
                     Tail::Gate { .. } => 'G',
                 },
-                CpuUnit::QkRopeKv(QkRopeKv { q: Some(_), .. }) => 'K',
-                CpuUnit::Primitive(Op::Attention { .. }) => 'T',
-                CpuUnit::Primitive(Op::Embed { .. }) => 'e',
-                CpuUnit::Primitive(Op::SelectRows { .. }) => 's',
-                CpuUnit::Primitive(Op::Argmax { .. }) => 'm',
-                CpuUnit::Primitive(_) | CpuUnit::NormAdd(_) | CpuUnit::QkRopeKv(_) => '?',
+                Fields::QkRopeKv(QkRopeKv { q: Some(_), .. }) => 'K',
+                Fields::Primitive(Op::Attention { .. }) => 'T',
+                Fields::Primitive(Op::Embed { .. }) => 'e',
+                Fields::Primitive(Op::SelectRows { .. }) => 's',
+                Fields::Primitive(Op::Argmax { .. }) => 'm',
+                Fields::Primitive(_) | Fields::NormAdd(_) | Fields::QkRopeKv(_) => '?',
             })
             .collect();
         assert_eq!(kinds, "eNKTAGA".to_owned() + "sNKTsAGA" + "Nm");
         // Without fusion every Op is a unit, and the Linears have neither norm nor epilogue.
-        assert_eq!(units_of(&plan).len(), plan.nodes.len());
+        assert_eq!(fields_of_nodes(&plan, RULES).len(), plan.nodes.len());
     }
 
     /// A value that other nodes read must be written, so a norm that a fourth Linear reads is not
@@ -167,10 +103,10 @@ mod tests {
         let sum = outs[1..].iter().fold(outs[0], |sum, out| b.add(sum, *out));
         let plan = b.finish(sum);
         let units = fused(&plan);
-        assert!(fuse(&plan, crate::profile::RULES).nodes.len() < plan.nodes.len(), "the rule applies");
-        let written: Vec<ValueId> = units.iter().flat_map(|l| l.unit.writes()).collect();
+        assert!(fuse(&plan, RULES).nodes.len() < plan.nodes.len(), "the rule applies");
+        let written: Vec<ValueId> = units.iter().flat_map(|(_, unit)| unit.writes()).collect();
         assert!(written.contains(&norm));
-        assert!(units.iter().any(|l| matches!(l.unit, CpuUnit::Primitive(Op::RmsNorm { .. }))));
+        assert!(units.iter().any(|(_, unit)| matches!(unit, Fields::Primitive(Op::RmsNorm { .. }))));
     }
 
     /// Rules of other devices may have fused the plan.
@@ -178,7 +114,8 @@ mod tests {
     fn every_rule_there_is_can_be_lowered() {
         let plan = mini_transformer(1, BlockType::Q4_0);
         let fused = fuse(&plan, fusion::ALL);
-        let written: Vec<ValueId> = units_of(&fused).iter().flat_map(|l| l.unit.writes()).collect();
+        let written: Vec<ValueId> =
+            fields_of_nodes(&fused, RULES).iter().flat_map(|(_, unit)| unit.writes()).collect();
         for (node, escaping) in fused.escaping().iter().enumerate() {
             assert!(escaping.iter().all(|id| written.contains(id)), "node {node}");
         }

@@ -10,7 +10,7 @@ use crate::profile::{self, Profile};
 use crate::program::{CudaMachine, CudaProgram, Sizes, kept_bytes};
 use crate::weights::WeightPlan;
 use device::{
-    Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
+    Arithmetic, Device, FusedKind, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result,
     Weight,
 };
 use device_lower::arena::Arena;
@@ -163,7 +163,7 @@ impl Device for CudaDevice {
         self.rank.as_ref().map_or(1, |rank| rank.n)
     }
 
-    fn fusion(&self) -> &[Rule] {
+    fn fusion(&self) -> &[FusedKind] {
         self.profile.rules
     }
 

@@ -2,11 +2,8 @@
 
 use crate::driver::Facts;
 use crate::products::{Products, WGMMA_SHARED};
-use device::{KvType, Rule};
-use device_lower::fusion::{
-    GATE_UP, LINEAR_ADD, NORM_ADD, NORM_GATE_UP, NORM_LINEAR, QK_NORM_ROPE_KV_ATTENTION,
-    QK_NORM_ROPE_KV_WRITE,
-};
+use device::{FusedKind, KvType};
+use device_lower::fusion;
 use device_lower::passes::{self, Pass};
 use device_lower::table::RowClass;
 
@@ -28,16 +25,6 @@ const CHAINED_STEPS: usize = 4;
 /// larger models the time between launches matters little.
 const CHAINED_BYTES: u64 = 4 << 30;
 
-const RULES: &[Rule] = &[
-    NORM_GATE_UP,
-    NORM_LINEAR,
-    GATE_UP,
-    LINEAR_ADD,
-    NORM_ADD,
-    QK_NORM_ROPE_KV_ATTENTION,
-    QK_NORM_ROPE_KV_WRITE,
-];
-
 /// Passes whose units have CUDA kernels.
 const PASSES: &[Pass] =
     &[passes::LINEARS, passes::QUERIES, passes::EXPERT_PRODUCTS, passes::FACTORS, passes::INNER_NORMS];
@@ -46,7 +33,7 @@ const PASSES: &[Pass] =
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     /// Fusion rules.
-    pub rules: &'static [Rule],
+    pub rules: &'static [FusedKind],
     /// Passes from fused nodes to units, in order.
     pub passes: &'static [Pass],
     /// Number of multiprocessors.
@@ -126,7 +113,7 @@ impl Profile {
             _ => Products::Planes,
         };
         Profile {
-            rules: RULES,
+            rules: fusion::ALL,
             passes: PASSES,
             n_processors: facts.n_processors,
             products,

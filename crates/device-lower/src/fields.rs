@@ -1,5 +1,8 @@
-//! Fields of a fused Op as its kernel needs them: the fields of all parts, without the values
-//! between the parts. Each device decides which of these it has kernels for.
+//! Fields of an Op as its kernel needs them. Those of a fused Op are the fields of all parts,
+//! without the values between the parts.
+//!
+//! [`Fields::of`] is the one place that recognises a fused Op. Fusion forms those windows that it
+//! accepts, and lowering reads the same fields again.
 
 use device::{Activation, FusedKind, KvLayerId, Op, Plan, RopeStyle, ValueId, WeightId};
 
@@ -118,6 +121,11 @@ impl HeadChain {
     pub fn is_empty(&self) -> bool {
         self.norm.is_none() && self.rope.is_none()
     }
+
+    /// The heads, if others read them and they are not the input.
+    pub fn out(&self) -> Option<ValueId> {
+        (self.escapes && !self.is_empty()).then_some(self.end)
+    }
 }
 
 /// Fields of an Attention, without its inputs.
@@ -156,30 +164,82 @@ pub struct QkRopeKv {
     pub attention: Option<AttentionOf>,
 }
 
-/// Units of a checked plan's nodes, in order, each with the index of its node.
-///
-/// A fused node becomes the unit that `whole(kind, parts, escaping)` returns, provided the unit
-/// writes (`writes`) all values that other nodes read. Every other node becomes one `part` for each
-/// of its primitives.
-pub fn units_of_nodes<U>(
-    plan: &Plan,
-    whole: impl Fn(FusedKind, &[Op], &[ValueId]) -> Option<U>,
-    writes: impl Fn(&U) -> Vec<ValueId>,
-    part: impl Fn(&Op) -> U,
-) -> Vec<(usize, U)> {
-    let mut units = Vec::new();
-    for ((node, n), escaping) in plan.nodes.iter().enumerate().zip(plan.escaping()) {
-        let fused = if let Op::Fused { kind, parts } = &n.op { whole(*kind, parts, &escaping) } else { None };
-        let is_complete = |unit: &U| {
-            let written = writes(unit);
-            escaping.iter().all(|id| written.contains(id))
+/// Fields of a primitive or of a fused Op.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fields {
+    /// A primitive other than Linear.
+    Primitive(Op),
+    /// Linears, with a norm before them and an epilogue.
+    Projection(Projection),
+    /// A norm and a residual sum.
+    NormAdd(NormAdd),
+    /// Norm and RoPE of q and k, KvWrite of k and v, and perhaps the attention.
+    QkRopeKv(QkRopeKv),
+}
+
+impl Fields {
+    /// Fields of neighbouring Ops, if they are a fused Op of this kind. Other nodes read
+    /// `escaping`.
+    pub fn of(plan: &Plan, kind: FusedKind, parts: &[&Op], escaping: &[ValueId]) -> Option<Fields> {
+        let projection = |has_norm: bool, has_tail: fn(&Tail) -> bool| {
+            let found = projection(plan, parts).filter(|p| p.norm.is_some() == has_norm && has_tail(&p.tail));
+            found.map(Fields::Projection)
         };
-        match fused.filter(is_complete) {
-            Some(unit) => units.push((node, unit)),
-            None => units.extend(n.op.primitives().iter().map(|op| (node, part(op)))),
+        let heads = |attends: bool| {
+            let found =
+                qk_rope_kv(plan, parts, escaping).filter(|heads| heads.attention.is_some() == attends);
+            found.map(Fields::QkRopeKv)
+        };
+        match kind {
+            FusedKind::NormLinear => projection(true, |tail| *tail == Tail::Store),
+            FusedKind::NormGateUp => projection(true, |tail| matches!(tail, Tail::Gate { .. })),
+            FusedKind::GateUp => projection(false, |tail| matches!(tail, Tail::Gate { .. })),
+            FusedKind::LinearAdd => projection(false, |tail| matches!(tail, Tail::Add { .. })),
+            FusedKind::NormAdd => norm_add(plan, parts).map(Fields::NormAdd),
+            FusedKind::QkNormRopeKvWrite => heads(false),
+            FusedKind::QkNormRopeKvAttention => heads(true),
         }
     }
-    units
+
+    /// Fields of a primitive.
+    fn of_primitive(op: &Op) -> Fields {
+        let Op::Linear { x, weight, bias, out } = op else { return Fields::Primitive(op.clone()) };
+        Fields::Projection(Projection::single(*x, *weight, *bias, *out))
+    }
+
+    /// Values that every schedule writes to memory.
+    pub fn writes(&self) -> Vec<ValueId> {
+        match self {
+            Fields::Primitive(op) => op.writes(),
+            Fields::Projection(p) => p.writes(),
+            Fields::NormAdd(NormAdd { out, .. }) => vec![*out],
+            Fields::QkRopeKv(QkRopeKv { q, k, attention, .. }) => {
+                let heads = q.iter().chain([k]).filter_map(HeadChain::out);
+                heads.chain(attention.map(|attention| attention.out)).collect()
+            }
+        }
+    }
+}
+
+/// Fields of a checked plan's nodes, in order, each with the index of its node.
+///
+/// A fused node of one of the `kinds` has fields as a whole, provided its kernel writes all values
+/// that other nodes read. Every other node has fields for each of its primitives.
+pub fn fields_of_nodes(plan: &Plan, kinds: &[FusedKind]) -> Vec<(usize, Fields)> {
+    let mut found = Vec::new();
+    for ((node, n), escaping) in plan.nodes.iter().enumerate().zip(plan.escaping()) {
+        let whole = |op: &Op| {
+            let Op::Fused { kind, parts } = op else { return None };
+            let fields = Fields::of(plan, *kind, &Vec::from_iter(parts), &escaping)?;
+            let written = fields.writes();
+            (kinds.contains(kind) && escaping.iter().all(|id| written.contains(id))).then_some(fields)
+        };
+        match whole(&n.op) {
+            Some(fields) => found.push((node, fields)),
+            None => found.extend(n.op.primitives().iter().map(|op| (node, Fields::of_primitive(op)))),
+        }
+    }
+    found
 }
 
 /// The input of an addition that is not `this`.
@@ -192,7 +252,7 @@ pub fn other_of(this: ValueId, a: ValueId, b: ValueId) -> Option<ValueId> {
 }
 
 /// `norm add`
-pub fn norm_add(plan: &Plan, parts: &[Op]) -> Option<NormAdd> {
+fn norm_add(plan: &Plan, parts: &[&Op]) -> Option<NormAdd> {
     let [Op::RmsNorm { x, weight, eps, group, out: normed }, Op::Add { a, b, out }] = parts else {
         return None;
     };
@@ -202,7 +262,7 @@ pub fn norm_add(plan: &Plan, parts: &[Op]) -> Option<NormAdd> {
 }
 
 /// `[norm] linear{1,3} [add | gate]`
-pub fn projection(plan: &Plan, parts: &[Op]) -> Option<Projection> {
+fn projection(plan: &Plan, parts: &[&Op]) -> Option<Projection> {
     let (mut x, mut norm, mut rest) = (None, None, parts);
     if let [Op::RmsNorm { x: from, weight, eps, group, out }, after @ ..] = rest {
         if *group != plan.value(*from).cols {
@@ -248,49 +308,50 @@ pub fn attention_of(op: &Op) -> Option<(ValueId, KvLayerId, AttentionOf)> {
     Some((q, layer, AttentionOf { n_heads, scale, softcap, window, chunked, both_ways, sinks, out }))
 }
 
-/// The two chains of norms and Ropes, the KvWrite, and the Attention if there is one.
-pub fn qk_rope_kv(plan: &Plan, parts: &[Op], escaping: &[ValueId]) -> Option<QkRopeKv> {
-    let write = parts.iter().position(|op| matches!(op, Op::KvWrite { .. }))?;
-    let (steps, after) = parts.split_at(write);
-    let [Op::KvWrite { k, v, layer }, after @ ..] = after else { return None };
-    let head_dim = plan.kv.layer(*layer).head_dim;
-    let mut used = 0;
-    let mut chain = |end: ValueId| -> HeadChain {
+/// The two chains `norm -> Rope` of q and k, the KvWrite, and the Attention if there is one.
+fn qk_rope_kv(plan: &Plan, parts: &[&Op], escaping: &[ValueId]) -> Option<QkRopeKv> {
+    let (steps, write, reader) = match parts {
+        [steps @ .., write @ Op::KvWrite { .. }] => (steps, write, None),
+        [steps @ .., write @ Op::KvWrite { .. }, reader] => (steps, write, Some(attention_of(reader)?)),
+        _ => return None,
+    };
+    let Op::KvWrite { k, v, layer } = write else { return None };
+    let attends = |(_, read, attention): &(ValueId, KvLayerId, AttentionOf)| {
+        read == layer && !attention.chunked && !attention.both_ways
+    };
+    if !reader.iter().all(attends) || steps.iter().any(|op| op.writes().contains(v)) {
+        return None;
+    }
+    let heads = plan.kv.layer(*layer).head_dim;
+    let one_for_all = |weight: &Option<WeightId>| weight.is_none_or(|id| plan.weight(id).n_cols() == heads);
+    let mut used = Vec::new();
+    let chain = |end: ValueId, used: &mut Vec<ValueId>| {
         let mut chain = HeadChain { x: end, norm: None, rope: None, end, escapes: escaping.contains(&end) };
         for op in steps.iter().rev() {
-            if op.writes() != [chain.x] || chain.norm.is_some() {
-                continue;
-            }
-            if let &Op::Rope { x, head_dim: dim, n_dims, style, frequencies, scale, .. } = op
-                && chain.rope.is_none()
-                && dim == head_dim
+            if let Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } = op
+                && (*out, *head_dim) == (chain.x, heads)
+                && chain.is_empty()
             {
+                let (frequencies, n_dims, style, scale) = (*frequencies, *n_dims, *style, *scale);
                 chain.rope = Some(RopeOf { frequencies, n_dims, style, scale });
-                chain.x = x;
-                used += 1;
-            } else if let &Op::RmsNorm { x, weight, eps, group, .. } = op
-                && group == head_dim
+                chain.x = *x;
+                used.push(*out);
+            } else if let Op::RmsNorm { x, weight, eps, group, out } = op
+                && (*out, *group) == (chain.x, heads)
+                && chain.norm.is_none()
+                && one_for_all(weight)
             {
-                chain.norm = Some(Norm { weight, eps });
-                chain.x = x;
-                used += 1;
+                chain.norm = Some(Norm { weight: *weight, eps: *eps });
+                chain.x = *x;
+                used.push(*out);
             }
         }
         chain
     };
-    let k_chain = chain(*k);
-    let (q_end, attention) = match after {
-        [] => {
-            // The end of the q chain is the value that others read and that is not k.
-            let written: Vec<ValueId> = steps.iter().flat_map(Op::writes).collect();
-            (escaping.iter().copied().find(|id| id != k && written.contains(id)), None)
-        }
-        [op] => {
-            let (q, _, attention) = attention_of(op).filter(|(_, read, _)| read == layer)?;
-            (Some(q), Some(attention))
-        }
-        _ => return None,
-    };
-    let q = q_end.map(chain);
-    (used == steps.len()).then_some(QkRopeKv { q, k: k_chain, v: *v, layer: *layer, attention })
+    let k = chain(*k, &mut used);
+    // Without attention, the end of the q chain is the last value that is not of k's chain.
+    let last = || steps.iter().rev().flat_map(|op| op.writes()).find(|id| !used.contains(id));
+    let q = reader.map(|(q, ..)| q).or_else(last).map(|q| chain(q, &mut used));
+    let attention = reader.map(|(.., attention)| attention);
+    (used.len() == steps.len()).then_some(QkRopeKv { q, k, v: *v, layer: *layer, attention })
 }

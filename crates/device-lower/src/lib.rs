@@ -1,7 +1,7 @@
 //! The common path from a plan to a program.
 //!
-//! 1. [`fusion`] applies the rules of a device; [`fields`] are the fields of a fused Op as its
-//!    kernel needs them.
+//! 1. [`fusion`] forms the kinds of fused Ops that a device lists; [`fields`] recognises them, and
+//!    has the fields that their kernels need.
 //! 2. [`passes`] lower the nodes of a fused plan to [`units`], each the work of one GPU dispatch,
 //!    by the ordered list of the profile.
 //! 3. [`lifetimes`] places every value that some schedule writes in one [`arena`]; [`placed`]

@@ -79,7 +79,7 @@ pub fn arena_of(plan: &Plan, units: &[LoweredUnit], limits: &Limits, align: usiz
     inserted.extend(early);
     inserted.sort_by_key(|(_, last)| std::cmp::Reverse(*last));
     for (op, last) in inserted {
-        kept.nodes.insert(last + 1, Node { op, layer: None });
+        kept.nodes.insert(last + 1, Node { op, layer: None, place: None });
     }
     let first_dummy = plan.values.len();
     let mut arena = arena::plan_with(

@@ -1,9 +1,9 @@
 //! The ordered passes that lower the nodes of a plan to units.
 //!
-//! Each node first becomes one unit or, if no unit runs a fused Op as a whole, one unit for each of
-//! its parts. Then each pass of the profile's list replaces neighbouring units by one that has a
-//! kernel. There are passes for heads (`heads`), gates of columns or rows (`gates`), mixtures of
-//! experts (`experts`), and additions to the residual stream (`residual`). Finally, readers of a
+//! Each node first becomes one unit or, if a fused Op must write values of its inside, one unit for
+//! each of its parts. Then each pass of the profile's list replaces neighbouring units by one that
+//! has a kernel. There are passes for heads (`heads`), gates of columns or rows (`gates`), mixtures
+//! of experts (`experts`), and additions to the residual stream (`residual`). Finally, readers of a
 //! norm recompute it (`norms`). Later passes see the result of earlier ones, so the order of the
 //! list matters. A profile lists the passes that its kernels support: [`ALL`], or fewer.
 
@@ -13,9 +13,10 @@ mod heads;
 mod norms;
 mod residual;
 
-use crate::fields::{NormAdd, Projection, norm_add, projection, qk_rope_kv, units_of_nodes};
-use crate::units::{Heads, Join, LoweredUnit, Unit};
-use device::{FusedKind, Op, Plan, ValueId};
+use crate::fields::fields_of_nodes;
+use crate::fusion;
+use crate::units::{LoweredUnit, Unit};
+use device::{Op, Plan, ValueId};
 
 /// One rewrite of the list of units.
 #[derive(Clone, Copy)]
@@ -106,9 +107,8 @@ pub const ALL: &[Pass] = &[
 /// Units of a checked plan, in order, after the passes of a profile.
 pub fn lower(plan: &Plan, passes: &[Pass]) -> Vec<LoweredUnit> {
     let readers = Readers::of(plan);
-    let whole = |kind: FusedKind, parts: &[Op], escaping: &[ValueId]| recognise(plan, kind, parts, escaping);
-    let units = units_of_nodes(plan, whole, Unit::surely_writes, unit_of).into_iter();
-    let units = units.map(|(node, unit)| LoweredUnit { node, last: node, unit }).collect();
+    let fields = fields_of_nodes(plan, fusion::ALL).into_iter();
+    let units = fields.map(|(node, fields)| LoweredUnit { node, last: node, unit: fields.into() }).collect();
     passes.iter().fold(units, |units, pass| pass.run(plan, &readers, units))
 }
 
@@ -147,37 +147,13 @@ impl Readers {
     }
 }
 
-/// The unit of a primitive.
-fn unit_of(op: &Op) -> Unit {
-    if let Op::Linear { x, weight, bias, out } = op {
-        Unit::Projection(Projection::single(*x, *weight, *bias, *out))
-    } else {
-        Unit::Primitive(op.clone())
-    }
-}
-
-/// The unit that runs a fused Op as a whole, if there is one.
-fn recognise(plan: &Plan, kind: FusedKind, parts: &[Op], escaping: &[ValueId]) -> Option<Unit> {
-    match kind {
-        FusedKind::NormLinear | FusedKind::NormGateUp | FusedKind::GateUp | FusedKind::LinearAdd => {
-            projection(plan, parts).map(Unit::Projection)
-        }
-        FusedKind::NormAdd => norm_add(plan, parts).map(|NormAdd { x, norm, residual, out }| {
-            Unit::Join(Join { x, pair: None, norm: Some(norm), residual, factor: 1.0, out })
-        }),
-        FusedKind::QkNormRopeKvWrite | FusedKind::QkNormRopeKvAttention => {
-            let heads = |chains| Heads { chains, v_norm: None, whole_rows: false };
-            qk_rope_kv(plan, parts, escaping).map(|chains| Unit::QkRopeKv(heads(chains)))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fields::{QkRopeKv, Tail};
-    use crate::fusion::{self, fuse};
-    use device::Activation;
+    use crate::fusion::fuse;
+    use crate::units::Heads;
+    use device::{Activation, FusedKind};
     use device_testing::{Norms, PlanBuilder, layers_with_norms, mini_transformer};
     use weights::BlockType;
 
@@ -243,7 +219,7 @@ mod tests {
     #[test]
     fn escaping_values_are_written_under_every_rule() {
         let plan = mini_transformer(1, BlockType::Q4_0);
-        for rules in [fusion::ALL, &[fusion::QK_NORM_ROPE_KV_WRITE], &[fusion::NORM_LINEAR]] {
+        for rules in [fusion::ALL, &[FusedKind::QkNormRopeKvWrite], &[FusedKind::NormLinear]] {
             let fused = fuse(&plan, rules);
             let written: Vec<ValueId> = lower(&fused, ALL).iter().flat_map(|l| l.unit.writes()).collect();
             for (node, escaping) in fused.escaping().iter().enumerate() {

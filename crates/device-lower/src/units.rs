@@ -6,7 +6,7 @@
 //! following units. Some work can move into a later dispatch, and both the arena (`lifetimes`) and
 //! the device must agree on when it does.
 
-use crate::fields::{AttentionOf, HeadChain, Norm, Projection, QkRopeKv, Tail};
+use crate::fields::{AttentionOf, Fields, HeadChain, Norm, NormAdd, Projection, QkRopeKv, Tail};
 use device::{Activation, KvLayerId, Op, Plan, ValueId, WeightId};
 
 /// The work of one or a few dispatches.
@@ -246,11 +246,6 @@ impl Unit {
         }
     }
 
-    /// Values that every schedule of the unit writes.
-    pub(crate) fn surely_writes(&self) -> Vec<ValueId> {
-        if let Unit::Projection(p) = self { p.writes() } else { self.writes() }
-    }
-
     /// The Op, if the unit is a primitive.
     pub fn primitive(&self) -> Option<&Op> {
         if let Unit::Primitive(op) = self { Some(op) } else { None }
@@ -311,6 +306,19 @@ impl Unit {
         let Some(Op::RmsNorm { x, weight, eps, group, out }) = self.primitive() else { return None };
         let norm = Norm { weight: *weight, eps: *eps };
         (*group == plan.value(*x).cols).then_some((*x, norm, *out))
+    }
+}
+
+impl From<Fields> for Unit {
+    fn from(fields: Fields) -> Unit {
+        match fields {
+            Fields::Primitive(op) => Unit::Primitive(op),
+            Fields::Projection(p) => Unit::Projection(p),
+            Fields::NormAdd(NormAdd { x, norm, residual, out }) => {
+                Unit::Join(Join { x, pair: None, norm: Some(norm), residual, factor: 1.0, out })
+            }
+            Fields::QkRopeKv(chains) => Unit::QkRopeKv(Heads { chains, v_norm: None, whole_rows: false }),
+        }
     }
 }
 

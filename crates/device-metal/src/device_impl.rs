@@ -8,7 +8,7 @@ use crate::profile::{self, Profile};
 use crate::weights::{LookupTables, WeightPlan};
 use device::key_bias;
 use device::{
-    Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
+    Arithmetic, Device, FusedKind, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result,
     Weight,
 };
 use device_gpu::compiled::CompiledPlan;
@@ -171,7 +171,7 @@ impl<G: MetalGpu> Device for MetalDevice<G> {
         self.gpu.memory()
     }
 
-    fn fusion(&self) -> &[Rule] {
+    fn fusion(&self) -> &[FusedKind] {
         self.profile.rules
     }
 

@@ -3,26 +3,12 @@
 
 use crate::geometry::MOST_SPLITS;
 use crate::gpu::Facts;
-use device::{KvType, Rule};
-use device_lower::fusion::{
-    GATE_UP, LINEAR_ADD, NORM_ADD, NORM_GATE_UP, NORM_LINEAR, QK_NORM_ROPE_KV_ATTENTION,
-    QK_NORM_ROPE_KV_WRITE,
-};
+use device::{FusedKind, KvType};
+use device_lower::fusion;
 use device_lower::passes::{self, Pass};
 
 /// KV types, the default first.
 pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::Q8_0, KvType::F32];
-
-/// Every rule: each saves a dispatch or a pass over activations on every chip.
-const RULES: &[Rule] = &[
-    NORM_GATE_UP,
-    NORM_LINEAR,
-    GATE_UP,
-    LINEAR_ADD,
-    NORM_ADD,
-    QK_NORM_ROPE_KV_ATTENTION,
-    QK_NORM_ROPE_KV_WRITE,
-];
 
 /// The choices for a chip. None was measured: they follow published facts about the chips (see
 /// docs/metal.md).
@@ -30,8 +16,8 @@ const RULES: &[Rule] = &[
 pub struct Profile {
     /// `M4 Pro`, or the GPU's own name.
     pub chip: String,
-    /// Fusion rules.
-    pub rules: &'static [Rule],
+    /// Kinds of fused Ops. Each saves a dispatch or a pass over activations on every chip.
+    pub rules: &'static [FusedKind],
     /// Passes from fused nodes to units, in order.
     pub passes: &'static [Pass],
     /// Threads of a threadgroup that finds the largest of a vocabulary.
@@ -103,7 +89,7 @@ impl Profile {
         let family = FAMILIES.iter().rfind(|family| family.number <= facts.family).unwrap_or(first);
         Profile {
             chip: facts.name.trim_start_matches("Apple ").to_owned(),
-            rules: RULES,
+            rules: fusion::ALL,
             passes: passes::ALL,
             argmax_threads: facts.max_threads.min(1024),
             norm_threads: 256,
@@ -138,7 +124,7 @@ impl Profile {
 
     /// Prints the profile as TOML, one field a line, for `ingle metal-selftest --chip-profile`.
     pub fn to_text(&self) -> String {
-        let rules: Vec<String> = self.rules.iter().map(|rule| format!("\"{}\"", rule.kind)).collect();
+        let rules: Vec<String> = self.rules.iter().map(|rule| format!("\"{rule}\"")).collect();
         let mut text = format!("# {}\nrules = [{}]\n", self.chip, rules.join(", "));
         for (name, value) in self.numbers() {
             text += &format!("{name} = {value}\n");
@@ -281,13 +267,13 @@ const RANGES: [(&str, std::ops::RangeInclusive<usize>); 14] = [
 ];
 
 /// The rules of a list of names in brackets.
-fn rules_of(list: &str) -> Result<&'static [Rule], String> {
+fn rules_of(list: &str) -> Result<&'static [FusedKind], String> {
     let inner = list.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     let inner = inner.ok_or_else(|| format!("rules = {list}, expected names in brackets"))?;
     let mut rules = vec![];
     for name in inner.split(',').map(|name| name.trim().trim_matches('"')).filter(|name| !name.is_empty()) {
-        let rule = RULES.iter().find(|rule| rule.kind.to_string() == name).ok_or_else(|| {
-            let known: Vec<_> = RULES.iter().map(|rule| rule.kind.to_string()).collect();
+        let rule = fusion::ALL.iter().find(|rule| rule.to_string() == name).ok_or_else(|| {
+            let known: Vec<_> = fusion::ALL.iter().map(|rule| rule.to_string()).collect();
             format!("no rule '{name}'; there are {}", known.join(", "))
         })?;
         rules.push(*rule);
@@ -383,7 +369,7 @@ mod tests {
         let m1 = profile("M1", 7);
         let other = Profile {
             in_flight: 2,
-            rules: &RULES[..3],
+            rules: &fusion::ALL[..3],
             split_positions: 300,
             tile_rows: 32,
             prompt_chunk: 96,

@@ -19,8 +19,8 @@ mod worker;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use device::{
-    Arithmetic, Device, Error, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result,
-    Rule, Weight,
+    Arithmetic, Device, Error, FusedKind, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence,
+    Result, Weight,
 };
 use device_lower::fusion::{flatten, fuse};
 use heads::heads;
@@ -164,7 +164,7 @@ impl Device for ParallelDevice {
     }
 
     /// No rules: each rank's plan is fused by its device's rules.
-    fn fusion(&self) -> &[Rule] {
+    fn fusion(&self) -> &[FusedKind] {
         &[]
     }
 

@@ -14,7 +14,7 @@
 //! A sum stays partial as long as Ops are linear in it. Only the first rank adds whole values
 //! (residuals, biases) to it.
 
-use device::{CollectiveKind, KvLayerId, Node, Op, Plan, Value, ValueId, Weight, WeightId};
+use device::{CollectiveKind, KvLayerId, Node, Op, Place, Plan, Value, ValueId, Weight, WeightId};
 
 use crate::heads::{Heads, layout};
 use crate::slice::{Cut, has_columns};
@@ -69,7 +69,8 @@ struct Walk<'a> {
     part: Vec<Option<ValueId>>,
     /// Ids of each Ordinals value that are written: in full, and for the rank's heads.
     ordinals: Vec<Option<[Option<ValueId>; 2]>>,
-    layer: Option<u32>,
+    /// Layer and place of the node that is divided.
+    of: (Option<u32>, Option<Place>),
 }
 
 impl<'a> Walk<'a> {
@@ -93,18 +94,18 @@ impl<'a> Walk<'a> {
             whole: vec![None; n_values],
             part: vec![None; n_values],
             ordinals: vec![None; n_values],
-            layer: None,
+            of: (None, None),
         }
     }
 
     fn run(mut self) -> Ranked {
         let mut ends = Vec::with_capacity(self.flat.nodes.len());
         for node in &self.flat.nodes {
-            self.layer = node.layer;
+            self.of = (node.layer, node.place);
             self.op(&node.op);
             ends.push(self.plan.nodes.len());
         }
-        self.layer = None;
+        self.of = (None, None);
         for index in 0..self.flat.kept.len() {
             self.plan.kept[index] = self.whole(self.flat.kept[index]);
         }
@@ -126,7 +127,8 @@ impl<'a> Walk<'a> {
     }
 
     fn push(&mut self, op: Op) {
-        self.plan.nodes.push(Node { op, layer: self.layer });
+        let (layer, place) = self.of;
+        self.plan.nodes.push(Node { op, layer, place });
     }
 
     /// A new value of the rank's plan, derived from a value of the original plan.

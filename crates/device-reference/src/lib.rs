@@ -52,7 +52,9 @@ mod select;
 pub use element_wise::{activate, erf};
 pub use group::Rank;
 
-use device::{Arithmetic, Device, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Result, Rule, Weight};
+use device::{
+    Arithmetic, Device, FusedKind, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Result, Weight,
+};
 
 /// The device `reference`.
 #[derive(Clone, Debug)]
@@ -100,7 +102,7 @@ impl Device for Reference {
     }
 
     /// No rules: fused Ops would only run as their parts.
-    fn fusion(&self) -> &[Rule] {
+    fn fusion(&self) -> &[FusedKind] {
         &[]
     }
 

@@ -7,7 +7,7 @@
 //! the rows of their tokens, and then selected again. Each segment computes values that depend on
 //! the step alone ([`Op::Ordinals`], [`Op::Adapters`]) itself.
 
-use device::{DType, Limits, Node, Op, OutputKind, Plan, RowCount, Rule, Value, ValueId, Weight};
+use device::{DType, FusedKind, Limits, Node, Op, OutputKind, Plan, RowCount, Value, ValueId, Weight};
 use device_lower::fusion::fuse;
 
 use crate::owners::{Owners, kv_layer, state};
@@ -191,7 +191,7 @@ pub fn cut(
     (plan, flat): (&Plan, &Plan),
     place: &Placement,
     owners: &Owners,
-    rules: [&[Rule]; 2],
+    rules: [&[FusedKind]; 2],
     limits: &Limits,
     plans: &mut [Vec<Plan>; 2],
 ) -> Result<Cut, String> {
@@ -333,7 +333,7 @@ impl Part {
             }
             first += cols;
         }
-        self.begin.extend(ops.into_iter().map(|op| Node { op, layer: None }));
+        self.begin.extend(ops.into_iter().map(|op| Node { op, layer: None, place: None }));
     }
 
     /// Adds an Argmax, with which every plan must end. It reads a column of the first kept value,
@@ -351,7 +351,7 @@ impl Part {
         self.argmax = self.push(RowCount::Outputs, DType::U32, 1);
         ops.push(Op::Argmax { x: self.output, out: self.argmax });
         self.output_kind = OutputKind::Hidden;
-        self.end.extend(ops.into_iter().map(|op| Node { op, layer: None }));
+        self.end.extend(ops.into_iter().map(|op| Node { op, layer: None, place: None }));
     }
 
     fn push(&mut self, rows: RowCount, dtype: DType, cols: usize) -> ValueId {

@@ -26,8 +26,8 @@ use std::sync::Arc;
 
 use cut::{Cut, cut};
 use device::{
-    Arithmetic, Device, Error, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result,
-    Rule, Weight,
+    Arithmetic, Device, Error, FusedKind, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence,
+    Result, Weight,
 };
 use device_lower::fusion::flatten;
 use device_lower::hosted::Hosted;
@@ -186,7 +186,7 @@ impl Device for SplitDevice {
     }
 
     /// No rules: each segment is fused by its device's rules.
-    fn fusion(&self) -> &[Rule] {
+    fn fusion(&self) -> &[FusedKind] {
         &[]
     }
 

@@ -35,7 +35,7 @@ impl Placement {
         let mut place =
             Placement { order: (0..n).collect(), devices: (0..n).map(|i| usize::from(i >= at)).collect() };
         for route in at..n {
-            let Node { op: Op::Route { .. }, layer: Some(layer) } = &plan.nodes[route] else { continue };
+            let Node { op: Op::Route { .. }, layer: Some(layer), .. } = &plan.nodes[route] else { continue };
             if (*layer as usize) < share.expert_layers {
                 let experts = experts_of(plan, route);
                 place.gather(plan, &experts)?;

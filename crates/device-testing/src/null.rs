@@ -27,8 +27,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use device::{
-    Arithmetic, Device, KvLayer, KvType, Limits, MemoryPlan, OwnedStep, Peaks, Plan, Program, Result, Rule,
-    Weight,
+    Arithmetic, Device, FusedKind, KvLayer, KvType, Limits, MemoryPlan, OwnedStep, Peaks, Plan, Program,
+    Result, Weight,
 };
 use device_lower::hosted::Hosted;
 
@@ -159,7 +159,7 @@ pub enum Event {
 /// The device `null`.
 #[derive(Clone, Debug, Default)]
 pub struct NullDevice {
-    rules: Vec<Rule>,
+    rules: Vec<FusedKind>,
     memory: Option<platform::SystemMemory>,
     /// Maximum number of steps in flight, minus one.
     ahead: usize,
@@ -172,7 +172,7 @@ pub struct NullDevice {
 
 impl NullDevice {
     /// A device with this fusion profile.
-    pub fn with_fusion(self, rules: &[Rule]) -> NullDevice {
+    pub fn with_fusion(self, rules: &[FusedKind]) -> NullDevice {
         NullDevice { rules: rules.to_vec(), ..self }
     }
 
@@ -222,7 +222,7 @@ impl Device for NullDevice {
         self.memory.unwrap_or_else(platform::system_memory)
     }
 
-    fn fusion(&self) -> &[Rule] {
+    fn fusion(&self) -> &[FusedKind] {
         &self.rules
     }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use device::{
-    Arithmetic, BackgroundProgress, Chosen, CommandInfo, CommittedPages, Device, Error, KvType, Limits,
-    MemoryPlan, Peaks, Plan, Program, Result, Rule, Step, Ticket, Timing, ValueId, Want, Weight,
+    Arithmetic, BackgroundProgress, Chosen, CommandInfo, CommittedPages, Device, Error, FusedKind, KvType,
+    Limits, MemoryPlan, Peaks, Plan, Program, Result, Step, Ticket, Timing, ValueId, Want, Weight,
 };
 
 /// A device that refuses commits of pages, and counts them. Clones share the counts.
@@ -101,7 +101,7 @@ impl Device for Scarce {
         self.inner.memory_source()
     }
 
-    fn fusion(&self) -> &[Rule] {
+    fn fusion(&self) -> &[FusedKind] {
         self.inner.fusion()
     }
 

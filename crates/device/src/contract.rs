@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use platform::SystemMemory;
 
-use crate::{Chosen, CommittedPages, KvType, Plan, PlanError, Rule, Step, Ticket, ValueId, Want, Weight};
+use crate::{
+    Chosen, CommittedPages, FusedKind, KvType, Plan, PlanError, Step, Ticket, ValueId, Want, Weight,
+};
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -444,8 +446,8 @@ pub trait Device: Send + Sync {
         None
     }
 
-    /// The fusion rules of its profile, tried in this order at every node.
-    fn fusion(&self) -> &[Rule];
+    /// The kinds of fused Ops of its profile, tried in this order at every node.
+    fn fusion(&self) -> &[FusedKind];
 
     /// KV types that the device runs, the default first.
     fn kv_types(&self) -> &[KvType];

@@ -14,7 +14,7 @@
 //!   others attend to. A step names its plan.
 //! - **A fused Op is the list of primitives it replaces** ([`Op::Fused`]). The interpreter runs any
 //!   plan, fused or not, and so every fused kernel has a reference.
-//! - **Which rules fuse is the device's data** ([`Device::fusion`]), not code in the model.
+//! - **Which kinds of Ops fuse is the device's data** ([`Device::fusion`]), not code in the model.
 //! - **A program owns its memory.** [`Device::compile`] takes the arena and the scratch once, as
 //!   [`Device::memory_plan`] itemised them; [`Program::run`] allocates nothing. KV pages are
 //!   committed and decommitted while it runs, in granules that the device names; failing to commit
@@ -30,13 +30,14 @@ mod check;
 mod committed;
 mod contract;
 mod cost;
+mod fused;
 mod kv;
 mod masks;
 mod needs;
 mod op;
+mod place;
 mod plan;
 mod print;
-mod rule;
 mod sampling;
 mod step;
 mod validate;
@@ -52,6 +53,7 @@ pub use contract::{
     Arithmetic, BackgroundProgress, CommandInfo, Device, Error, Item, Limits, MemoryPlan, Numerics, Peaks,
     Program, Residence, Result, Timing, no_background, plans_stay,
 };
+pub use fused::FusedKind;
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE, STATE_NONE, StateId};
 pub use masks::{MaskSource, Masks};
 pub use needs::{GroupUse, Needs};
@@ -59,10 +61,10 @@ pub use op::{
     Activation, CollectiveKind, FromStep, KvAccess, Op, OpFacts, OpKind, Pooling, RopeStyle, RouterGroups,
     RouterScores,
 };
+pub use place::Place;
 pub use plan::{
     DType, Node, OutputKind, Plan, PlanError, RowCount, Value, ValueId, Weight, WeightId, WeightPart,
 };
-pub use rule::{FusedKind, PatternPart, Rule};
 pub use sampling::{Chain, Penalties, Sampling, Stage};
 pub use step::{Choose, Chosen, Link, OutputRef, OwnedStep, Slice, Span, StateUse, Step, Ticket, Want};
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use weights::{BlockType, Bytes, Planes, codec};
 
-use crate::{KvLayout, Op};
+use crate::{KvLayout, Op, Place};
 
 /// Index of a [`Value`] in its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -210,13 +210,16 @@ impl Weight {
     }
 }
 
-/// One Op of the plan and its layer, for profiles and print-outs.
+/// One Op of the plan, its layer for profiles and print-outs, and its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// The operation.
     pub op: Op,
     /// The transformer layer, if it belongs to one.
     pub layer: Option<u32>,
+    /// Part of the layer that it computes, if the builder says so. A fused Op has the place of its
+    /// first part.
+    pub place: Option<Place>,
 }
 
 /// Kind of a plan's output.

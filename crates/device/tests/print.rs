@@ -1,8 +1,8 @@
 //! Plans as text.
 
-use device_lower::fusion::{self, fuse};
+use device_lower::fusion::fuse;
 use device_testing::PlanBuilder;
-use ingle_device::{Op, ValueId, WeightId};
+use ingle_device::{FusedKind, Op, ValueId, WeightId};
 use weights::BlockType;
 
 #[test]
@@ -13,7 +13,7 @@ fn a_plan_prints_one_op_a_line_with_fused_parts_below() {
     let norm = b.rms_norm(x, 8);
     let y = b.linear(norm, 3, BlockType::F32, true);
     b.layer(None);
-    let plan = fuse(&b.finish(y), &[fusion::NORM_LINEAR]);
+    let plan = fuse(&b.finish(y), &[FusedKind::NormLinear]);
     let expected = "\
 plan: 4 ops, 5 values, 4 weights (0.0 MB)
     0  v0 value 0 (tokens, 8) = embed(table 0 F32 [16, 8], scale 1)

@@ -6,8 +6,8 @@
 use ingle_device as device;
 
 use device::{
-    Arithmetic, Chosen, CommandInfo, CommittedPages, Device, KvType, Limits, MemoryPlan, Numerics, Op, Peaks,
-    Plan, Program, Residence, Result, Rule, Step, Ticket, Timing, ValueId, Want, Weight,
+    Arithmetic, Chosen, CommandInfo, CommittedPages, Device, FusedKind, KvType, Limits, MemoryPlan, Numerics,
+    Op, Peaks, Plan, Program, Residence, Result, Step, Ticket, Timing, ValueId, Want, Weight,
 };
 use device_lower::fusion::{self, fuse};
 use device_reference::Reference;
@@ -23,7 +23,7 @@ use weights::BlockType;
 /// The interpreter under a fusion profile, with or without a defect.
 struct Bent {
     inner: Reference,
-    rules: &'static [Rule],
+    rules: &'static [FusedKind],
     /// Change to the plan before compilation.
     plan: fn(Plan) -> Plan,
     /// Change to the logits of a step, given its number of rows.
@@ -65,7 +65,7 @@ impl Device for Bent {
     fn memory(&self) -> platform::SystemMemory {
         self.inner.memory()
     }
-    fn fusion(&self) -> &[Rule] {
+    fn fusion(&self) -> &[FusedKind] {
         self.rules
     }
     fn kv_types(&self) -> &[KvType] {
@@ -153,7 +153,7 @@ fn the_cases_cover_every_rule() {
     for rule in fusion::ALL {
         let fuses =
             |case: &&Case| case.plans.iter().any(|plan| fuse(plan, &[*rule]).nodes.len() < plan.nodes.len());
-        assert!(cases.iter().filter(fuses).count() >= 5, "{}", rule.kind);
+        assert!(cases.iter().filter(fuses).count() >= 5, "{rule}");
     }
     for case in &cases {
         device::check_plans(&case.plans).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::plan::plan;
 use crate::shapes::{Layers, Shapes};
-use device::{Device, KvLayerId, KvType, Limits, OwnedStep, Plan, Rule, Span, Want};
+use device::{Device, FusedKind, KvLayerId, KvType, Limits, OwnedStep, Plan, Span, Want};
 use device_lower::fusion;
 use device_testing::{committed, limits};
 use ingle_device_metal::MetalDevice;
@@ -126,12 +126,12 @@ pub fn dispatches_by(
     s: &Shapes,
     layers: &[&Layers],
     rows: Rows,
-    wanted: fn(&Rule) -> bool,
+    wanted: fn(&FusedKind) -> bool,
 ) -> (Vec<(String, Cost)>, Cost) {
     let cache = std::env::temp_dir().join("ingle-cost-table");
     let options = Options { counting: true, threads: 2, ..Options::new(cache) };
     let device = MetalDevice::new(EmulatedGpu::new(&options).unwrap());
-    let rules: Vec<Rule> = device.fusion().iter().filter(|rule| wanted(rule)).copied().collect();
+    let rules: Vec<FusedKind> = device.fusion().iter().filter(|rule| wanted(rule)).copied().collect();
     let plan = fusion::fuse(&plan(s, layers), &rules);
     let (n_ctx, page_len) = ((rows.position + 1).next_multiple_of(1024), 64);
     let limits = Limits {

@@ -4,8 +4,7 @@
 
 use crate::count::{Cost, Rows, dispatches_by};
 use crate::shapes::{Layers, MODELS, Shapes};
-use device::Rule;
-use device_lower::fusion::{NORM_GATE_UP, NORM_LINEAR};
+use device::FusedKind;
 
 /// A layer of the smallest and of the widest dense model.
 pub fn norms() {
@@ -16,8 +15,9 @@ pub fn norms() {
     for model in [0, 3] {
         // The head is short, since it is no part of the layer.
         let shapes = Shapes { n_vocab: 2048, ..MODELS[model] };
-        let all: fn(&Rule) -> bool = |_| true;
-        let apart: fn(&Rule) -> bool = |rule| ![NORM_LINEAR.kind, NORM_GATE_UP.kind].contains(&rule.kind);
+        let all: fn(&FusedKind) -> bool = |_| true;
+        let apart: fn(&FusedKind) -> bool =
+            |rule| ![FusedKind::NormLinear, FusedKind::NormGateUp].contains(rule);
         for (how, wanted) in [("in each product (now)", all), ("none", apart)] {
             let c = products(&shapes, wanted);
             println!(
@@ -33,7 +33,7 @@ pub fn norms() {
 }
 
 /// The products of one layer, for a token at position 511.
-fn products(s: &Shapes, wanted: fn(&Rule) -> bool) -> Cost {
+fn products(s: &Shapes, wanted: fn(&FusedKind) -> bool) -> Cost {
     let layers: Vec<&Layers> = s.layers.iter().collect();
     let (dispatches, _) = dispatches_by(s, &layers, Rows { n: 1, position: 511 }, wanted);
     let mut products: Vec<Cost> =

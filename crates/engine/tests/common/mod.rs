@@ -15,8 +15,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use device::{
-    Arithmetic, CommandInfo, Device, Error, Item, KvType, Limits, MemoryPlan, PAGE_NONE, Peaks, Plan,
-    Program, Residence, Rule, Step, Timing, ValueId, Want, Weight,
+    Arithmetic, CommandInfo, Device, Error, FusedKind, Item, KvType, Limits, MemoryPlan, PAGE_NONE, Peaks,
+    Plan, Program, Residence, Step, Timing, ValueId, Want, Weight,
 };
 use device_lower::hosted::{HostProgram, Hosted};
 use ingle_engine::{
@@ -250,7 +250,7 @@ impl Device for History {
     fn memory(&self) -> platform::SystemMemory {
         self.memory
     }
-    fn fusion(&self) -> &[Rule] {
+    fn fusion(&self) -> &[FusedKind] {
         &[]
     }
     fn kv_types(&self) -> &[KvType] {

@@ -1,13 +1,19 @@
-//! The parts of a layer: attention, cross-attention, and the feed-forward network.
+//! The parts of a layer but for the feed-forward network: attention, cross-attention, and per-layer
+//! inputs.
 
-use device::{Activation, DType, KvLayerId, Op, RowCount, ValueId, Weight, WeightId};
+use device::{DType, KvLayerId, Op, Place, RowCount, ValueId, Weight, WeightId};
 
 use super::Builder;
-use crate::descriptor::{ExpertPlace, QkNorm};
+use super::network::DENSE;
+use crate::descriptor::QkNorm;
 use crate::error::Result;
 use crate::names::TensorRole;
 use crate::rope::RopeSpec;
-use crate::spec::{ExpertSpec, LatentSpec, LayerSpec, TemperatureSpec};
+use crate::spec::{LatentSpec, LayerSpec, TemperatureSpec};
+
+/// Places of the heads of queries and of keys, before and after the other step.
+const FIRST: [Place; 2] = [Place::QueryFirst, Place::KeyFirst];
+const SECOND: [Place; 2] = [Place::QuerySecond, Place::KeySecond];
 
 impl Builder<'_, '_> {
     /// `x + post_norm(mixer(pre_norm(x)))`, or `post_norm(x + mixer(pre_norm(x)))` if the family
@@ -15,9 +21,12 @@ impl Builder<'_, '_> {
     /// `ends` here, only output rows are computed, because no later row reads another.
     pub fn mix(&mut self, x: ValueId, kv_layer: KvLayerId, layer: &LayerSpec, ends: bool) -> Result<ValueId> {
         let norms = self.spec.family.norms;
+        self.at(Place::Rows);
         let residual = if ends { self.output_rows(x, "output rows") } else { x };
+        self.at(Place::AttentionNorm);
         let has_norm = norms.pre_attention && !(self.spec.family.first_norm_missing && self.layer == Some(0));
         let input = self.maybe_norm(has_norm, x, TensorRole::AttnNorm, "attention norm")?;
+        self.place = None;
         let attended =
             if layer.attends { Some(self.attention_branch(input, kv_layer, layer, ends)?) } else { None };
         let branch = match (attended, &layer.recurrent) {
@@ -30,7 +39,11 @@ impl Builder<'_, '_> {
             (None, None) => return Ok(residual),
         };
         let (role, name) = (TensorRole::PostAttnNorm, "post-attention norm");
-        self.join(residual, branch, norms.post_attention.then_some((role, name)), "attention residual")
+        self.at(Place::Attention);
+        let norm = norms.post_attention.then_some((role, name));
+        let sum = self.join(residual, branch, norm, "attention residual");
+        self.place = None;
+        sum
     }
 
     /// `x + attention(norm(x)) + network(norm(x))`. `ends` is that of [`mix`](Self::mix).
@@ -51,7 +64,8 @@ impl Builder<'_, '_> {
             input = self.output_rows(input, "norm of output rows");
         }
         let sum = self.add_branch(residual, branch, "attention residual");
-        let branch = self.network(input, layer)?;
+        let branch = self.network(input, layer, DENSE)?;
+        self.place = None;
         Ok(self.add_branch(sum, branch, "ffn residual"))
     }
 
@@ -68,22 +82,27 @@ impl Builder<'_, '_> {
         }
         // The layer has its own keys and values, or reads those of an earlier layer.
         let own = layer.kv_from.is_none();
+        self.at(Place::Query);
         let (mut q, gate) = self.queries(input, layer.head_dim)?;
         let mut kv = if own { Some(self.keys_and_values(input, layer)?) } else { None };
         let after = self.spec.family.qk_norm_after_rope;
         if !after {
-            self.qk_norm(&mut q, &mut kv, layer)?;
+            self.qk_norm(&mut q, &mut kv, layer, FIRST)?;
         }
         if let Some(rope) = &layer.rope {
+            let [of_q, of_k] = if after { FIRST } else { SECOND };
+            self.at(of_q);
             q = self.rope(q, rope, layer.head_dim, "q rope")?;
             if let Some((k, _)) = &mut kv {
+                self.at(of_k);
                 *k = self.rope(*k, rope, layer.head_dim, "k rope")?;
             }
         }
         if after {
-            self.qk_norm(&mut q, &mut kv, layer)?;
+            self.qk_norm(&mut q, &mut kv, layer, SECOND)?;
         }
         if let Some(temperature) = &layer.temperature {
+            self.at(Place::QueryScale);
             let weights = self.temperature(temperature);
             let out = self.like(q, "q scaled by position");
             self.push(Op::ExpertSum { x: q, weights, out });
@@ -93,13 +112,16 @@ impl Builder<'_, '_> {
         let (n_heads, scale) = (layer.n_heads, layer.attention_scale);
         match kv {
             Some((k, v)) if self.spec.family.bidirectional => {
+                self.at(Place::Attention);
                 let window = layer.window.map(|n| n / 2);
                 self.push(Op::SelfAttention { q, k, v, n_heads, scale, window, out: mixed });
             }
             kv => {
+                self.at(Place::KvWrite);
                 if let Some((k, v)) = kv {
                     self.push(Op::KvWrite { k, v, layer: kv_layer });
                 }
+                self.at(Place::Attention);
                 let sinks = self.vectors(TensorRole::AttnSinks)?;
                 self.push(Op::Attention {
                     q,
@@ -119,7 +141,9 @@ impl Builder<'_, '_> {
         let mixed = if ends { self.output_rows(mixed, "attention of output rows") } else { mixed };
         let out = self.linear(mixed, TensorRole::AttnOut, "attention out")?;
         let factors = self.spec.multipliers;
-        Ok(self.scaled(out, factors.attention_in * factors.attention_out, "attention scaled"))
+        let out = self.scaled(out, factors.attention_in * factors.attention_out, "attention scaled");
+        self.place = None;
+        Ok(out)
     }
 
     /// Latent attention. Queries are projected to the latent, and the attention's result from the
@@ -224,7 +248,7 @@ impl Builder<'_, '_> {
     }
 
     /// The vectors of a role, if the file has them.
-    fn vectors(&mut self, role: TensorRole) -> Result<Option<WeightId>> {
+    pub(super) fn vectors(&mut self, role: TensorRole) -> Result<Option<WeightId>> {
         Ok(self.tensors.vectors(self.spec, role, self.layer)?.map(|weight| self.weight(weight)))
     }
 
@@ -234,6 +258,7 @@ impl Builder<'_, '_> {
         q: &mut ValueId,
         kv: &mut Option<(ValueId, ValueId)>,
         layer: &LayerSpec,
+        [of_q, of_k]: [Place; 2],
     ) -> Result<()> {
         let whole_row = match self.spec.qk_norm {
             QkNorm::None => return Ok(()),
@@ -241,8 +266,10 @@ impl Builder<'_, '_> {
             QkNorm::WholeRow => true,
             QkNorm::PlainWhereTurning => {
                 if layer.rope.is_some() {
+                    self.at(of_q);
                     *q = self.plain_norm(*q, None, layer.head_dim, "q norm");
                     if let Some((k, _)) = kv {
+                        self.at(of_k);
                         *k = self.plain_norm(*k, None, layer.head_dim, "k norm");
                     }
                 }
@@ -250,8 +277,10 @@ impl Builder<'_, '_> {
             }
         };
         let group = |n_heads: usize| layer.head_dim * if whole_row { n_heads } else { 1 };
+        self.at(of_q);
         *q = self.norm(*q, TensorRole::AttnQNorm, group(layer.n_heads), "q norm")?;
         if let Some((k, _)) = kv {
+            self.at(of_k);
             *k = self.norm(*k, TensorRole::AttnKNorm, group(layer.n_kv_heads), "k norm")?;
         }
         Ok(())
@@ -301,7 +330,7 @@ impl Builder<'_, '_> {
     }
 
     /// `x + post_norm(branch)`, or `post_norm(x + branch)` if the family normalises sums.
-    fn join(
+    pub(super) fn join(
         &mut self,
         x: ValueId,
         branch: ValueId,
@@ -319,200 +348,14 @@ impl Builder<'_, '_> {
 
     /// Keys before their norm, and values.
     fn keys_and_values(&mut self, input: ValueId, layer: &LayerSpec) -> Result<(ValueId, ValueId)> {
+        self.at(Place::Key);
         let k = self.linear(input, TensorRole::AttnK, "k")?;
+        self.at(Place::Value);
         let mut v = if layer.keys_are_values { k } else { self.linear(input, TensorRole::AttnV, "v")? };
         if self.spec.family.v_norm {
             v = self.plain_norm(v, None, layer.head_dim, "v norm");
         }
         Ok((k, v))
-    }
-
-    /// `x + post_norm(network(pre_norm(x)))`, with a dense network, experts, or both.
-    pub fn feed_forward(&mut self, x: ValueId, layer: &LayerSpec) -> Result<ValueId> {
-        let norms = self.spec.family.norms;
-        let (x, branch) = match (layer.experts, self.spec.family.experts) {
-            (Some(experts), ExpertPlace::Beside) => (x, self.dense_and_experts(x, layer, experts)?),
-            (experts, place) => {
-                let input = self.maybe_norm(norms.pre_ffn, x, TensorRole::FfnNorm, "ffn norm")?;
-                match (experts, place) {
-                    (Some(experts), ExpertPlace::Instead) => (x, self.experts(input, experts)?),
-                    (Some(experts), ExpertPlace::WithPlainShared) => {
-                        let routed = self.experts(input, experts)?;
-                        if layer.ffn == 0 {
-                            (x, routed)
-                        } else {
-                            let shared = self.network(input, layer)?;
-                            (self.add_branch(x, shared, "shared experts residual"), routed)
-                        }
-                    }
-                    (Some(experts), ExpertPlace::WithShared) => self.shared(x, input, layer, experts)?,
-                    (Some(experts), ExpertPlace::BesideShared) => {
-                        (x, self.beside_shared(input, layer, experts)?)
-                    }
-                    (Some(_), ExpertPlace::Nowhere | ExpertPlace::Beside) | (None, _) => {
-                        (x, self.network(input, layer)?)
-                    }
-                }
-            }
-        };
-        let norm = norms.post_ffn.then_some((TensorRole::PostFfnNorm, "post-ffn norm"));
-        self.join(x, branch, norm, "ffn residual")
-    }
-
-    /// `x + sigmoid(weight) * shared expert`, and the output of the routed experts, which is added
-    /// later without a norm. Ops that devices fuse are adjacent: those that read the input, the
-    /// gates, and the end of the shared expert.
-    fn shared(
-        &mut self,
-        x: ValueId,
-        input: ValueId,
-        layer: &LayerSpec,
-        experts: ExpertSpec,
-    ) -> Result<(ValueId, ValueId)> {
-        let router = self.linear(input, TensorRole::Router, "router")?;
-        let weight = self.linear(input, TensorRole::SharedWeight, "shared weight")?;
-        let (ids, weights) = self.choose(router, experts)?;
-        let routed = self.experts_inner(input, ids, experts)?;
-        let shared = self.network(input, layer)?;
-        let open = self.like(weight, "shared weight sigmoid");
-        self.push(Op::Activate { x: weight, kind: Activation::Sigmoid, out: open });
-        let weighed = self.like(shared, "shared expert");
-        self.push(Op::ExpertSum { x: shared, weights: open, out: weighed });
-        let sum = self.add_branch(x, weighed, "shared expert residual");
-        Ok((sum, self.experts_sum(routed, ids, weights, experts)?))
-    }
-
-    /// The sum of the routed experts and the shared network.
-    fn beside_shared(&mut self, input: ValueId, layer: &LayerSpec, experts: ExpertSpec) -> Result<ValueId> {
-        let sparse = self.experts(input, experts)?;
-        if layer.ffn == 0 {
-            return Ok(sparse);
-        }
-        let dense = self.network(input, layer)?;
-        Ok(self.sum(sparse, dense, "experts and shared"))
-    }
-
-    /// `norm(network(norm(x))) + norm(experts(norm(x)))`. Ops that devices fuse are adjacent: the
-    /// router after its norm and the Op that writes `x`, the products of both branches, and their
-    /// post-norms.
-    fn dense_and_experts(&mut self, x: ValueId, layer: &LayerSpec, experts: ExpertSpec) -> Result<ValueId> {
-        let hidden = self.spec.hidden;
-        let factor = (hidden as f32).sqrt().recip();
-        let scale = self.tensors.scaled(self.spec, TensorRole::RouterScale, self.layer, factor)?;
-        let scale = self.weight(scale);
-        let routed = self.plain_norm(x, Some(scale), hidden, "router norm");
-        let (ids, weights) = self.route(routed, experts)?;
-        let input = self.maybe_norm(self.spec.family.norms.pre_ffn, x, TensorRole::FfnNorm, "ffn norm")?;
-        let dense = self.inner(input, layer)?;
-        let input = self.norm(x, TensorRole::ExpertNorm, hidden, "expert norm")?;
-        let sparse = self.experts_inner(input, ids, experts)?;
-        let dense = self.linear(dense, TensorRole::FfnDown, "down")?;
-        let sparse = self.experts_sum(sparse, ids, weights, experts)?;
-        let dense = self.norm(dense, TensorRole::PostDenseNorm, hidden, "dense norm")?;
-        let sparse = self.norm(sparse, TensorRole::PostExpertNorm, hidden, "experts norm")?;
-        Ok(self.sum(dense, sparse, "dense and experts"))
-    }
-
-    /// The output of the routed experts, weighted and summed.
-    fn experts(&mut self, input: ValueId, experts: ExpertSpec) -> Result<ValueId> {
-        let (ids, weights) = self.route(input, experts)?;
-        if self.spec.family.experts_weigh_input {
-            let weighed = self.like(input, "input weighed");
-            self.push(Op::ExpertSum { x: input, weights, out: weighed });
-            let gated = self.experts_inner(weighed, ids, experts)?;
-            return self.expert_linear(gated, ids, TensorRole::ExpertDown, self.spec.hidden, "expert down");
-        }
-        let latent = experts.latent.is_some();
-        let input = if latent { self.linear(input, TensorRole::LatentDown, "latent input")? } else { input };
-        let gated = self.experts_inner(input, ids, experts)?;
-        let sum = self.experts_sum(gated, ids, weights, experts)?;
-        if latent { self.linear(sum, TensorRole::LatentUp, "latent output") } else { Ok(sum) }
-    }
-
-    /// Routes each row: the ids of its experts, and their weights.
-    fn route(&mut self, routed: ValueId, experts: ExpertSpec) -> Result<(ValueId, ValueId)> {
-        let x = self.linear(routed, TensorRole::Router, "router")?;
-        self.choose(x, experts)
-    }
-
-    /// Chooses experts by the router's logits.
-    fn choose(&mut self, x: ValueId, experts: ExpertSpec) -> Result<(ValueId, ValueId)> {
-        let ExpertSpec { n_used, normalise, factor, scores, groups, .. } = experts;
-        let bias = self.vectors(TensorRole::RouterBias)?;
-        let scaled = self.layer.is_some_and(|l| self.tensors.has_in(TensorRole::ExpertScale, l));
-        let scales = match scaled {
-            true => {
-                let scales = self.tensors.scaled(self.spec, TensorRole::ExpertScale, self.layer, 1.0)?;
-                Some(self.weight(scales))
-            }
-            false => None,
-        };
-        let rows = self.rows(x);
-        let ids = self.new_value("experts", rows, n_used, DType::U32);
-        let weights = self.value("expert weights", rows, n_used);
-        self.push(Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights });
-        Ok((ids, weights))
-    }
-
-    /// `f(gate) * up` of the chosen experts.
-    fn experts_inner(&mut self, input: ValueId, ids: ValueId, experts: ExpertSpec) -> Result<ValueId> {
-        let ExpertSpec { n_used, ffn, .. } = experts;
-        if !self.spec.family.gated {
-            let up = self.expert_linear(input, ids, TensorRole::ExpertUp, n_used * ffn, "expert up")?;
-            let out = self.like(up, "expert activated");
-            self.push(Op::Activate { x: up, kind: self.spec.activation, out });
-            return Ok(out);
-        }
-        let gate = self.expert_linear(input, ids, TensorRole::ExpertGate, n_used * ffn, "expert gate")?;
-        let up = self.expert_linear(input, ids, TensorRole::ExpertUp, n_used * ffn, "expert up")?;
-        let gate = self.expert_bias(gate, ids, TensorRole::ExpertGateBias, "expert gate biased")?;
-        let up = self.expert_bias(up, ids, TensorRole::ExpertUpBias, "expert up biased")?;
-        let gated = self.like(gate, "expert gated");
-        self.push(match experts.clamp {
-            Some((alpha, limit)) => Op::GateClamped { gate, up, alpha, limit, out: gated },
-            None => Op::Gate { gate, up, kind: self.spec.activation, out: gated },
-        });
-        Ok(gated)
-    }
-
-    /// The down projections of the chosen experts, weighted and summed.
-    fn experts_sum(
-        &mut self,
-        gated: ValueId,
-        ids: ValueId,
-        weights: ValueId,
-        experts: ExpertSpec,
-    ) -> Result<ValueId> {
-        let hidden = experts.latent.unwrap_or(self.spec.hidden);
-        let cols = experts.n_used * hidden;
-        let down = self.expert_linear(gated, ids, TensorRole::ExpertDown, cols, "expert down")?;
-        let down = self.expert_bias(down, ids, TensorRole::ExpertDownBias, "expert down biased")?;
-        let out = self.value("experts sum", self.rows(gated), hidden);
-        self.push(Op::ExpertSum { x: down, weights, out });
-        Ok(out)
-    }
-
-    /// Adds the biases of the chosen experts, if the file has them.
-    fn expert_bias(&mut self, x: ValueId, ids: ValueId, role: TensorRole, name: &str) -> Result<ValueId> {
-        let Some(bias) = self.vectors(role)? else { return Ok(x) };
-        let out = self.like(x, name);
-        self.push(Op::ExpertBias { x, ids, bias, out });
-        Ok(out)
-    }
-
-    fn expert_linear(
-        &mut self,
-        x: ValueId,
-        ids: ValueId,
-        role: TensorRole,
-        cols: usize,
-        name: &str,
-    ) -> Result<ValueId> {
-        let weight = self.tensors.experts(self.spec, role, self.layer)?;
-        let weight = self.weight(weight);
-        let out = self.value(name, self.rows(x), cols);
-        self.push(Op::ExpertLinear { x, ids, weight, out });
-        Ok(out)
     }
 
     /// `x + norm(out(f(gate(x)) * input))`, with the per-layer input.
@@ -542,32 +385,6 @@ impl Builder<'_, '_> {
             Some(factor) => Ok(self.scale(x, factor, "scaled")),
             None => Ok(x),
         }
-    }
-
-    /// `down(f(gate) * up)`.
-    fn network(&mut self, input: ValueId, layer: &LayerSpec) -> Result<ValueId> {
-        let inner = self.inner(input, layer)?;
-        let out = self.linear(inner, TensorRole::FfnDown, "down")?;
-        Ok(self.scaled(out, self.spec.multipliers.ffn_out, "down scaled"))
-    }
-
-    /// `f(gate) * up`, or `f(up)` without a gate.
-    fn inner(&mut self, input: ValueId, layer: &LayerSpec) -> Result<ValueId> {
-        let kind = self.spec.activation;
-        Ok(if self.spec.family.gated {
-            let gate = self.linear(input, TensorRole::FfnGate, "gate")?;
-            let gate = self.scaled(gate, self.spec.multipliers.ffn_gate, "gate scaled");
-            let gate = layer.cutoff.map_or(gate, |cutoff| self.cut_off(gate, cutoff));
-            let up = self.linear(input, TensorRole::FfnUp, "up")?;
-            let out = self.value("gated", self.rows(input), layer.ffn);
-            self.push(Op::Gate { gate, up, kind, out });
-            out
-        } else {
-            let up = self.linear(input, TensorRole::FfnUp, "up")?;
-            let out = self.value("activated", self.rows(input), layer.ffn);
-            self.push(Op::Activate { x: up, kind, out });
-            out
-        })
     }
 
     fn rope(&mut self, x: ValueId, rope: &RopeSpec, head_dim: usize, name: &str) -> Result<ValueId> {

@@ -1,22 +1,25 @@
-//! The plan builder: writes a spec's layers as Ops, in the order that the fusion rules expect.
+//! The plan builder: writes a spec's layers as Ops.
+//!
+//! It may emit the Ops of a layer in any order: their places say which Ops are neighbours.
 //!
 //! This file has the loop over layers, the layout of the KV cache, and small helpers. `begin.rs`
-//! builds the residual stream from the input, `layer.rs` the parts of a layer, and `altup.rs`
-//! layers over several streams. `end.rs` builds the result, and `next.rs` the layer for multi-token
-//! prediction.
+//! builds the residual stream from the input, `layer.rs` attention, `network.rs` the feed-forward
+//! network, and `altup.rs` layers over several streams. `end.rs` builds the result, and `next.rs`
+//! the layer for multi-token prediction.
 
 mod altup;
 mod begin;
 mod end;
 mod given;
 mod layer;
+mod network;
 mod next;
 mod recurrent;
 
 use std::collections::HashMap;
 
 use device::{
-    DType, KvLayer, KvLayerId, KvLayout, Node, Op, OutputKind, Plan, RowCount, Value, ValueId, Weight,
+    DType, KvLayer, KvLayerId, KvLayout, Node, Op, OutputKind, Place, Plan, RowCount, Value, ValueId, Weight,
     WeightId,
 };
 
@@ -229,6 +232,8 @@ struct Builder<'a, 'f> {
     tensors: &'a mut Tensors<'f>,
     n_ctx: usize,
     layer: Option<usize>,
+    /// Place of the next Ops.
+    place: Option<Place>,
     values: Vec<Value>,
     weights: Vec<Weight>,
     /// Weights by name, so that a tied head is the embedding's weight.
@@ -263,6 +268,7 @@ impl<'a, 'f> Builder<'a, 'f> {
             tensors,
             n_ctx,
             layer: None,
+            place: None,
             values: Vec::new(),
             weights: Vec::new(),
             by_name: HashMap::new(),
@@ -282,7 +288,8 @@ impl<'a, 'f> Builder<'a, 'f> {
     fn finish(self, kv: KvLayers, output: ValueId, argmax: ValueId, output_kind: OutputKind) -> Result<Plan> {
         let Builder { values, weights, nodes, kept, states, .. } = self;
         let kv = KvLayout { states, ..KvLayout::new(kv.layers) };
-        let plan = Plan { values, weights, nodes, kv, output, argmax, output_kind, kept };
+        let mut plan = Plan { values, weights, nodes, kv, output, argmax, output_kind, kept };
+        plan.arrange();
         plan.check()?;
         Ok(plan)
     }
@@ -434,6 +441,11 @@ impl Builder<'_, '_> {
     }
 
     fn push(&mut self, op: Op) {
-        self.nodes.push(Node { op, layer: self.layer.map(|l| l as u32) });
+        self.nodes.push(Node { op, layer: self.layer.map(|l| l as u32), place: self.place });
+    }
+
+    /// Sets the place of the next Ops.
+    fn at(&mut self, place: Place) {
+        self.place = Some(place);
     }
 }

@@ -1,6 +1,6 @@
 //! Recurrent layers: a short convolution, the gated delta rule, or a selective scan.
 
-use device::{Activation, Op, RowCount, StateId, ValueId, Weight, WeightId};
+use device::{Activation, Op, Place, RowCount, StateId, ValueId, Weight, WeightId};
 
 use super::Builder;
 use crate::descriptor::RecurrentKind;
@@ -275,12 +275,14 @@ impl Builder<'_, '_> {
             return Ok((all, None));
         }
         let cols = self.values.get(all.0 as usize).map_or(0, |v| v.cols) / 2;
-        let mut part = |name: &str, first: usize| {
-            let out = self.value(name, RowCount::Tokens, cols);
-            self.push(Op::Columns { x: all, first, group: 2 * head_dim, out });
+        let part = |builder: &mut Self, name: &str, first: usize| {
+            let out = builder.value(name, RowCount::Tokens, cols);
+            builder.push(Op::Columns { x: all, first, group: 2 * head_dim, out });
             out
         };
-        Ok((part("queries", 0), Some(part("attention gate", head_dim))))
+        let queries = part(self, "queries", 0);
+        self.at(Place::AttentionGate);
+        Ok((queries, Some(part(self, "attention gate", head_dim))))
     }
 
     /// `x * sigmoid(gate)`.

@@ -379,7 +379,7 @@ impl<'s, 'a> TowerBuilder<'s, 'a> {
     }
 
     fn push(&mut self, op: Op) {
-        self.nodes.push(Node { op, layer: self.layer });
+        self.nodes.push(Node { op, layer: self.layer, place: None });
     }
 
     fn part(&mut self, x: ValueId, first: usize, group: usize, taken: usize, name: &str) -> ValueId {
