@@ -8,6 +8,10 @@
 //! may use, and workers wait for each other hundreds of times a step. With two lanes of two workers
 //! each on two cores, some binaries took three times as long. So a lane of one core has one worker,
 //! unless a test starts more. `full` does not bind its lanes.
+//!
+//! `cargo nextest` starts a process for each test. Tests of one binary here share what is slow to
+//! make: models, compiled shaders that are loaded, and the emulated GPU. A fresh machine would also
+//! have to install it first.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};

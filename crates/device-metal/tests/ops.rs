@@ -15,8 +15,9 @@ fn device() -> MetalDevice<EmulatedGpu> {
     MetalDevice::new(EmulatedGpu::new(&Options::new(cache)).unwrap())
 }
 
-/// Check every `every`th of the cases that are wanted.
+/// Checks every `every`th of the cases that are wanted; runs of more cases check all of them.
 fn check(every: usize, wanted: impl Fn(&Case) -> bool) {
+    let every = if device_testing::cases(1) > 1 { 1 } else { every };
     let cases: Vec<Case> = check_op_cases().into_iter().filter(wanted).step_by(every).collect();
     assert!(!cases.is_empty());
     match check_cases(&device(), cases, tolerance) {
@@ -39,21 +40,20 @@ fn experts() {
 fn attentions() {
     use OpKind::*;
     // The kernels' own tests run every shape. Cases here use three KV types in rotation.
-    check(2, |case| matches!(case.kind, Attention | SelfAttention | CrossAttention | CrossScores));
+    check(4, |case| matches!(case.kind, Attention | SelfAttention | CrossAttention | CrossScores));
 }
 
 #[test]
 fn blocks() {
     // Each type has several kernels, and `products` runs each of them alone.
-    check(5, |case| case.kind == OpKind::Fused && !has_norms_behind(case));
+    check(11, |case| case.kind == OpKind::Fused && !has_norms_behind(case));
 }
 
 /// Norms after attention and network, which what reads the residual stream next makes; of values;
 /// of whole rows.
 #[test]
 fn norms_behind() {
-    // Runs of more cases check all of the cases, others every second one.
-    check(if device_testing::cases(1) > 1 { 1 } else { 2 }, has_norms_behind);
+    check(2, has_norms_behind);
 }
 
 fn has_norms_behind(case: &Case) -> bool {

@@ -46,6 +46,11 @@ fn logits(path: &str, answer: &Answer, n_top: usize, more: &[&str]) -> Vec<Vec<(
     top(&found["top"])
 }
 
+/// 1 in runs with more cases, which compare all answers; otherwise `quick`.
+fn every(quick: usize) -> usize {
+    if device_testing::cases(1) > 1 { 1 } else { quick }
+}
+
 /// f32 arithmetic of the reference interpreter agrees to 0.01 at every one of the top five. Every
 /// `every`th answer is compared.
 fn exact_on_the_reference(model: &RealModel, every: usize) {
@@ -71,9 +76,7 @@ fn exact_on_the_reference_smollm2() {
 
 #[test]
 fn exact_on_the_reference_gemma3() {
-    // Runs with more cases compare all answers.
-    let every = if device_testing::cases(1) > 1 { 1 } else { 2 };
-    exact_on_the_reference(&GEMMA3, every);
+    exact_on_the_reference(&GEMMA3, every(2));
 }
 
 /// A position of SmolLM2 at which any rounding decides. Its margin of 1.25 becomes any value from 0
@@ -124,7 +127,7 @@ fn close_on_the_cpu_smollm2() {
 
 #[test]
 fn close_on_the_cpu_gemma3() {
-    close(&GEMMA3, &[], 1);
+    close(&GEMMA3, &[], every(2));
 }
 
 #[test]
@@ -204,12 +207,12 @@ fn greedy_follows(model: &RealModel, more: &[&str], every: usize) {
 
 #[test]
 fn greedy_follows_smollm2() {
-    greedy_follows(&SMOLLM2, &[], 1);
+    greedy_follows(&SMOLLM2, &[], every(2));
 }
 
 #[test]
 fn greedy_follows_gemma3() {
-    greedy_follows(&GEMMA3, &[], 1);
+    greedy_follows(&GEMMA3, &[], every(3));
 }
 
 /// CUDA multiplies prompts in f16. Single tokens use the kernel of one launch, if there is one,
@@ -220,9 +223,10 @@ fn greedy_follows_gemma3() {
 fn close_and_greedy_on_cuda() {
     let more = ["--device", "cuda"];
     // An emulated GPU needs seconds for a token.
-    let (every, every_greedy) = if std::path::Path::new("/dev/nvidia0").exists() { (1, 1) } else { (6, 12) };
+    let (every_answer, every_greedy) =
+        if std::path::Path::new("/dev/nvidia0").exists() { (1, 1) } else { (6, 12) };
     for model in [&SMOLLM2, &GEMMA3] {
-        close(model, &more, every);
+        close(model, &more, every_answer);
         greedy_follows(model, &more, every_greedy);
     }
 }

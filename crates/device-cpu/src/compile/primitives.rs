@@ -1,4 +1,8 @@
 //! Parameters of the kernel of each primitive.
+//!
+//! The GPUs share a table of kernel signatures (`device-gpu`). The CPU binds each Op here, because
+//! its parameters are addresses in structs of their own, and the shape and the instruction set
+//! select an instance of the kernel.
 
 use std::ptr::null;
 

@@ -1,5 +1,8 @@
 //! `.base` version 1, BaseRT's container, which Ingle also writes.
 //!
+//! Ingle converts to it because one file then holds all: page-aligned weights with checksums, the
+//! tokenizer, the chat template and a signature.
+//!
 //! ```text
 //! "BASE" | u32 1 | u64 length of the header | header, JSON | zeros to a multiple of 64 KiB
 //! weights: each tensor at its offset from here, aligned to a page

@@ -4,6 +4,10 @@
 // 0 marks tokens that are never chosen. Nothing is sorted: `nth` finds the token at which a sum in
 // this order reaches a goal. It searches by digits of key and id, with histograms in shared memory.
 // Sums are integers and weights are fixed point, so no result depends on the order of lanes.
+//
+// Metal's `sampling/rank.h` is the same algorithm. They stay two files, since every line that a
+// header for both would share is about lanes, barriers or atomics, which the languages spell
+// differently.
 #pragma once
 #include "kernels.cuh"
 
