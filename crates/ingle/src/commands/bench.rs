@@ -334,7 +334,9 @@ fn row(
         0 => reachable(plan, device, &peaks, of_prompt),
         _ => reachable(plan, device, &peaks, |_| true),
     });
-    let peak_read = peaks.map(|p| p.read_bytes_per_second);
+    // A device reports 0 for a peak that it does not know.
+    let peak_ops = peak_ops.filter(|(_, peak)| *peak > 0.0);
+    let peak_read = peaks.map(|p| p.read_bytes_per_second).filter(|peak| *peak > 0.0);
     let share = match test.n_gen {
         0 => peak_ops.map(|(ops, peak)| avg_ts * ops as f64 / peak),
         _ => peak_read.map(|peak| avg_ts * bytes as f64 / peak),
