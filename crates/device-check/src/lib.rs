@@ -35,7 +35,7 @@ pub use cases::{Case, Norms, check_op_cases, layers_with_norms};
 pub use commits::check_commits;
 pub use compare::{check_cases, check_device, compare, compare_chunks, run};
 pub use plans::{mini_transformer, truncate};
-pub use random::{Rng, cases, quantized};
+pub use random::{Rng, cases, every, quantized};
 pub use replaced::check_replaced_plans;
 pub use sequences::{BEST_AND_LOGITS, Sequences, chosen_tokens, committed, limits, one_sequence};
 pub use steps::{

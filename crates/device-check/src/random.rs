@@ -49,6 +49,12 @@ pub fn cases(usual: u32) -> u32 {
     usual * (asked.unwrap_or(256) / 256).max(1)
 }
 
+/// Step through a list of cases: 1 in runs with more [`cases`], which check all of them, otherwise
+/// `quick`.
+pub fn every(quick: usize) -> usize {
+    if cases(1) > 1 { 1 } else { quick }
+}
+
 /// A matrix `[n_out, n_in]` of variance `1 / n_in`, so that products with inputs of variance 1 have
 /// variance 1 too. `n_in` is whole blocks.
 pub fn quantized(rng: &mut Rng, name: &str, n_out: usize, n_in: usize, block: BlockType) -> Weight {

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use device::OpKind;
-use device_testing::{Case, cases, check_op_cases, compare};
+use device_testing::{Case, check_op_cases, compare, every};
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
 use ingle_device_metal::kernels::{FILES, HEADERS, Kernel};
@@ -43,8 +43,7 @@ fn contraction_changes_no_bit() {
     let contractible = |file: &str, source: &str| {
         compiler.contractible(file, source, HEADERS).unwrap_or_else(|error| panic!("{file}: {error}"))
     };
-    let every = if cases(1) > 1 { 1 } else { 5 };
-    for (file, _) in FILES.iter().step_by(every) {
+    for (file, _) in FILES.iter().step_by(every(5)) {
         let source = Kernel::of(file).text().unwrap();
         assert_eq!(contractible(file, source), [""; 0], "{file}");
     }
@@ -57,8 +56,7 @@ fn contraction_changes_no_bit() {
 fn flushed_and_inexact_results_are_within_their_bounds() {
     let device = device(Numerics { flush: true, ulp: 2, ..Numerics::default() });
     // Kernels are compiled once more for this device. Runs of more cases check all of them.
-    let every = if cases(1) > 1 { 1 } else { 3 };
-    for case in last_cases(&device).into_iter().step_by(every) {
+    for case in last_cases(&device).into_iter().step_by(every(3)) {
         compare(&device, &case, tolerance(&case)).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use device::OpKind;
-use device_testing::{Case, PlanBuilder, Sequences, check_cases, check_op_cases, limits};
+use device_testing::{Case, PlanBuilder, Sequences, check_cases, check_op_cases, every, limits};
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
 use ingle_device_metal::selftest::{SHORTEST_SPLIT, may_split, tolerance};
 use ingle_device_metal::{MetalDevice, Profile};
@@ -15,10 +15,9 @@ fn device() -> MetalDevice<EmulatedGpu> {
     MetalDevice::new(EmulatedGpu::new(&Options::new(cache)).unwrap())
 }
 
-/// Checks every `every`th of the cases that are wanted; runs of more cases check all of them.
-fn check(every: usize, wanted: impl Fn(&Case) -> bool) {
-    let every = if device_testing::cases(1) > 1 { 1 } else { every };
-    let cases: Vec<Case> = check_op_cases().into_iter().filter(wanted).step_by(every).collect();
+/// Checks every `quick`th of the cases that are wanted; runs of more cases check all of them.
+fn check(quick: usize, wanted: impl Fn(&Case) -> bool) {
+    let cases: Vec<Case> = check_op_cases().into_iter().filter(wanted).step_by(every(quick)).collect();
     assert!(!cases.is_empty());
     match check_cases(&device(), cases, tolerance) {
         Ok(n) => println!("{n} cases"),

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use crate::common::{Answer, GEMMA3, RealModel, SMOLLM2, fixture, ids, json, ok, top};
+use device_testing::every;
 
 fn tokens_are_equal(model: &RealModel) {
     let path = model.path();
@@ -44,11 +45,6 @@ fn logits(path: &str, answer: &Answer, n_top: usize, more: &[&str]) -> Vec<Vec<(
     let found = json(&args);
     assert_eq!(ids(&found["tokens"]), answer.tokens);
     top(&found["top"])
-}
-
-/// 1 in runs with more cases, which compare all answers; otherwise `quick`.
-fn every(quick: usize) -> usize {
-    if device_testing::cases(1) > 1 { 1 } else { quick }
 }
 
 /// f32 arithmetic of the reference interpreter agrees to 0.01 at every one of the top five. Every

@@ -1,4 +1,6 @@
 //! `ingle serve`: the real binary with a real model and requests of clients.
+//!
+//! Past 600 lines, because one way to start, watch and stop a server serves all tests.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
