@@ -13,7 +13,7 @@ use crate::kernels::{
     activation_rows, argmax, expert_groups, expert_linear, projection, qk_rope_kv, rms_norm, rope,
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes};
-use crate::units::RopeKey;
+use crate::rope_tables::RopeKey;
 use crate::weights::InterleavedWeights;
 use device::key_bias::KnownKeys;
 use device::{CommandInfo, KvLayerId, Limits, Op, Plan, ValueId, WeightId, WeightPart};

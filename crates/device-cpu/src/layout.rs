@@ -9,7 +9,7 @@ use crate::kernels::{
     activation_rows, argmax, attention, cross_attention, cross_scores, expert_groups, expert_linear,
     kv_write, projection, recurrence, round_up, route, self_attention, short_conv,
 };
-use crate::units::{RopeKey, rope_tables};
+use crate::rope_tables::{RopeKey, rope_tables};
 use crate::weights::{self, ToInterleave};
 use ::weights::Bytes;
 use device::key_bias;

@@ -34,10 +34,10 @@ mod pool;
 mod prefetch;
 mod profile;
 mod program;
+mod rope_tables;
 mod simd;
 mod stored;
 mod tables;
-mod units;
 mod weights;
 
 pub use cpu::default_threads;
