@@ -265,14 +265,7 @@ impl Bench {
         }
         print(&rows, self.style())?;
         if let (Some(peaks), false) = (peaks, self.csv) {
-            output::print_line(&format!(
-                "\n{}: reads {:.1} GB/s, int8 {:.0} Gop/s, bf16 {:.0} Gop/s, f32 {:.0} Gop/s",
-                device.describe(),
-                peaks.read_bytes_per_second / 1e9,
-                peaks.int8_ops_per_second / 1e9,
-                peaks.bf16_ops_per_second / 1e9,
-                peaks.f32_ops_per_second / 1e9
-            ))?;
+            output::print_line(&format!("\n{}: {}", device.describe(), known(peaks)))?;
         }
         memory::print(&memory, self.style())
     }
@@ -435,6 +428,21 @@ fn reachable(plan: &Plan, device: &dyn Device, peaks: &Peaks, among: impl Fn(&&O
     (ops, ops as f64 / seconds)
 }
 
+/// The peaks that the device knows, as text. An unknown peak is zero.
+fn known(peaks: Peaks) -> String {
+    let rates = [
+        ("reads", peaks.read_bytes_per_second, 1, "GB/s"),
+        ("int8", peaks.int8_ops_per_second, 0, "Gop/s"),
+        ("bf16", peaks.bf16_ops_per_second, 0, "Gop/s"),
+        ("f32", peaks.f32_ops_per_second, 0, "Gop/s"),
+    ];
+    let known = rates.iter().filter(|(_, rate, ..)| *rate > 0.0);
+    let texts: Vec<_> = known
+        .map(|(name, rate, decimals, unit)| format!("{name} {:.decimals$} {unit}", rate / 1e9))
+        .collect();
+    if texts.is_empty() { "no peak is known".to_owned() } else { texts.join(", ") }
+}
+
 /// Mean and standard deviation of a sample (divisor n - 1).
 fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
     let n = samples.len() as f64;
@@ -481,6 +489,18 @@ mod tests {
             let (_, peak) = reachable(&plan, &reference, &peaks, |_| true);
             assert!((peak - 10.0).abs() < 1e-9, "{block}: {peak}");
         }
+    }
+
+    #[test]
+    fn an_unknown_peak_is_not_printed_as_zero() {
+        let peaks = |read: f64, int8: f64| Peaks {
+            read_bytes_per_second: read,
+            int8_ops_per_second: int8,
+            bf16_ops_per_second: 0.0,
+            f32_ops_per_second: 0.0,
+        };
+        assert_eq!(known(peaks(12.34e9, 5e9)), "reads 12.3 GB/s, int8 5 Gop/s");
+        assert_eq!(known(peaks(0.0, 0.0)), "no peak is known");
     }
 
     #[test]
