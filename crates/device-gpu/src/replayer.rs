@@ -14,6 +14,7 @@ use crate::layout::{ALIGN, StepLayout};
 use crate::machine::{HostPart, Machine, ResultPart, masks_at};
 use crate::pools::Pools;
 use crate::program::GpuProgram;
+use crate::step_cost::StepCost;
 use device::{CommittedPages, Error, KvLayout, Limits, Plan, Result, Step, Timing};
 use device_lower::table::{StepSizes, Table};
 use std::ops::Range;
@@ -79,6 +80,8 @@ pub type Compile<G> = Arc<dyn Fn(&[Plan], &Limits) -> Result<GpuProgram<Replayer
 pub struct Replayer<G: Gpu> {
     gpu: Arc<G>,
     plans: Vec<CompiledPlan<ClassTable>>,
+    /// Estimated work of the steps of each plan.
+    costs: Vec<StepCost>,
     /// The kernels that commands name by number.
     kernels: Vec<G::Kernel>,
     /// Pipelines of `kernels`, compiled when a step first needs them.
@@ -138,6 +141,7 @@ impl<G: Gpu> Replayer<G> {
             pools: Pools::new(&kv, limits, gpu.facts().max_buffer_bytes)?,
             residency: gpu.reside(&buffers),
             plans: compiled,
+            costs: plans.iter().map(StepCost::new).collect(),
             pipelines: kernels.iter().map(|_| OnceLock::new()).collect(),
             kernels,
             buffers,
@@ -149,7 +153,6 @@ impl<G: Gpu> Replayer<G> {
         };
         let one = StepSizes { n_rows: 1, n_outputs: 1, ..StepSizes::default() };
         machine.plans.iter().try_for_each(|plan| machine.compile_kernels(plan.table(&one)))?;
-        machine.gpu.keep_pipelines();
         Ok(machine)
     }
 
@@ -320,12 +323,14 @@ impl<G: Gpu> Machine for Replayer<G> {
         Ok(())
     }
 
-    /// Submits a step as one command buffer, or as several if its caller may stop it. The caller is
-    /// polled between them. While the GPU runs one, the next is submitted.
+    /// Submits a step as one command buffer, or as several if it has much work or its caller may
+    /// stop it. The caller is polled between them. While the GPU runs one, the next is submitted.
     fn launch(&mut self, step: &Step, begun: &Begun, _is_busy: bool) -> Result<Self::Work> {
         let table = self.plans[begun.plan].table(&begun.sizes).table();
         let (n, masks_at) = (table.commands().len(), masks_at(table, &begun.sizes));
-        let n_parts = if step.stop.is_some() && begun.sizes.n_rows > 1 { PARTS } else { 1 };
+        let polled = if step.stop.is_some() && begun.sizes.n_rows > 1 { PARTS } else { 1 };
+        let by_work = self.costs[begun.plan].n_parts(step, self.gpu.most_ops());
+        let n_parts = by_work.min(n).max(polled);
         let mut work: Self::Work = [None, None];
         for part in 0..n_parts {
             let (mut start, end) = (part * n / n_parts, (part + 1) * n / n_parts);

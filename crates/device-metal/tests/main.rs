@@ -12,3 +12,4 @@ mod launch;
 mod listing;
 mod ops;
 mod program;
+mod refusals;

@@ -469,7 +469,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         let split = if n_splits.is_some() { " (split)" } else { "" };
         call.name = Some(format!("{fused}{}{split}", call.kernel.function));
         let groups = [self.head_groups(a), n_splits.unwrap_or(1)].map(|n| Extent::Fixed(n as u32));
-        self.push(call.grid([groups[0], groups[1], each(RowCount::Tokens)], 32 * simdgroups as u32))
+        // Fewer SIMD-groups take more tiles each, and leave a part of the memory unused.
+        self.push(call.flexible([groups[0], groups[1], each(RowCount::Tokens)], 32 * simdgroups as u32))
     }
 
     fn tiles(&mut self, a: &Attention) -> Result<()> {

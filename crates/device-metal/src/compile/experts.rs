@@ -8,7 +8,7 @@ use super::draft::Draft;
 use super::products::{NORM_AT, OTHER_AT, OUTPUTS_AT, SHARED, STEP_AT, X_AT, type_constants};
 use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments, RouteArguments};
 use crate::geometry::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, TILE_PAIRS};
-use crate::gpu::MetalGpu;
+use crate::gpu::{Fewer, MetalGpu};
 use crate::kernels::{self, Kernel, constant, linear};
 use crate::layout::{ORDER, TILES};
 use device::{Activation, Error, Op, Result, RouterGroups, RouterScores, ValueId, Weight, WeightId};
@@ -313,7 +313,8 @@ impl<G: MetalGpu> Draft<'_, G> {
             .read_or_any(OTHER_AT, residual.map(|residual| self.value(residual)), c.anything());
         let n_places = if e.sum.is_some() { 1 } else { k };
         let places = Extent::PerRow { rows, multiple: (n_places + n_beside) as u32, divisor: 1 };
-        Ok(call.grid([Extent::Fixed(n_groups as u32), places, ONE], 32 * simdgroups))
+        let grid = [Extent::Fixed(n_groups as u32), places, ONE];
+        Ok(call.grid(grid, 32 * simdgroups).fewer(Fewer::MoreGroups(32)))
     }
 
     fn expert_product(&mut self, e: &Experts) -> Result<()> {

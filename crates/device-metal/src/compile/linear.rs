@@ -14,7 +14,7 @@ use super::products::{
 };
 use crate::arguments::{EmbedArguments, JoinedArguments, LinearArguments};
 use crate::geometry::{BEST_BYTES, GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, SPAN_COLUMNS};
-use crate::gpu::MetalGpu;
+use crate::gpu::{Fewer, MetalGpu};
 use crate::kernels::{self, Kernel, linear};
 use crate::layout::BESTS;
 use device::{Activation, Op, Result, RowCount, ValueId, Weight, WeightId};
@@ -286,7 +286,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         }
         if let Schedule::Gemv(n) = schedule {
             let simdgroups = match &product.join {
-                Some(_) => self.most_simdgroups(split),
+                Some(_) => self.most_simdgroups(split, product.bests),
                 None => simdgroups,
             };
             let groups = n_blocks.div_ceil((simdgroups / split) as usize * passes);
@@ -295,7 +295,8 @@ impl<G: MetalGpu> Draft<'_, G> {
                 self.bests = Some((place, groups));
                 call = call.write(PARTIALS_AT, (place, groups * BEST_BYTES));
             }
-            call = call.grid([Extent::Fixed(groups as u32), tiles(n), ONE], 32 * simdgroups);
+            let grid = [Extent::Fixed(groups as u32), tiles(n), ONE];
+            call = call.grid(grid, 32 * simdgroups).fewer(fewer_threads(split, product.bests));
         }
         call.weight_bytes = product.matrices.iter().map(|m| c.plan.weight_bytes(m.weight)).sum();
         call.name = Some(product_name(product, &name, schedule));
@@ -303,10 +304,10 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.push(call.fill(SHARED, c.anything()))
     }
 
-    /// SIMD-groups of a threadgroup that first makes its row.
-    pub(super) fn most_simdgroups(&self, split: u32) -> u32 {
+    /// SIMD-groups of a threadgroup that first makes its row. `bests`: it leaves its best.
+    pub(super) fn most_simdgroups(&self, split: u32, bests: bool) -> u32 {
         let c = self.compiler;
-        let most = c.gpu.facts().max_threads / 32;
+        let most = if bests { BEST_SIMDGROUPS } else { c.gpu.facts().max_threads / 32 };
         (c.profile.merged_simdgroups.min(most) / split * split).max(split)
     }
 
@@ -369,6 +370,16 @@ impl<G: MetalGpu> Draft<'_, G> {
 
 /// Index of the chosen tokens that an embedding looks up.
 const CHOSEN_AT: u8 = 2;
+
+/// SIMD-groups, at most, of a threadgroup that first makes its row and leaves its best. It cannot
+/// have fewer, so that any GPU must run this number.
+const BEST_SIMDGROUPS: u32 = 8;
+
+/// The way in which a GEMV runs with fewer threads. The best of each threadgroup has a place, so
+/// that their number is fixed.
+fn fewer_threads(split: u32, bests: bool) -> Fewer {
+    if bests { Fewer::Never } else { Fewer::MoreGroups(32 * split) }
+}
 
 /// Threads of a threadgroup of an embedding.
 const EMBED_THREADS: u32 = 64;

@@ -10,7 +10,7 @@ use super::draft::{AttentionParts, Draft};
 use super::products::{BIASES_AT, OTHER_AT, OUTPUTS_AT, SHARED, type_constants};
 use crate::arguments::{LinearArguments, MergedArguments};
 use crate::geometry::{GEMV_ROWS, MOST_ROW_COLUMNS, SPAN_COLUMNS};
-use crate::gpu::MetalGpu;
+use crate::gpu::{Fewer, MetalGpu};
 use crate::kernels::{self, Kernel, linear};
 use device::{Result, RowCount};
 use device_lower::fields::{Projection, Tail};
@@ -85,14 +85,15 @@ impl<G: MetalGpu> Draft<'_, G> {
             Tail::Store | Tail::Gate { .. } => call.write(OUTPUTS_AT, self.value(matrix.out)),
         };
         call = call.fill(SHARED, c.anything());
-        let simdgroups = self.most_simdgroups(split);
+        let simdgroups = self.most_simdgroups(split, false);
         let groups = n_blocks.div_ceil((simdgroups / split) as usize);
         call.threadgroup_bytes = 16 * n_in.div_ceil(4) as u32;
         call.weight_bytes = c.plan.weight_bytes(matrix.weight);
         call.when = parts.when;
         let add = if matches!(p.tail, Tail::Add { .. }) { " + add" } else { "" };
         call.name = Some(format!("attention_merge + linear_{name}{add} (1 row)"));
-        self.push(call.grid([Extent::Fixed(groups as u32), each(RowCount::Tokens), ONE], 32 * simdgroups))?;
+        let grid = [Extent::Fixed(groups as u32), each(RowCount::Tokens), ONE];
+        self.push(call.grid(grid, 32 * simdgroups).fewer(Fewer::MoreGroups(32 * split)))?;
         Ok(Some(parts.when))
     }
 }

@@ -4,7 +4,7 @@
 
 use device::{Error, Result};
 use ingle_device_metal::gpu::{
-    Buffer, Common, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, Residency,
+    Buffer, Common, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, Residency, Unlimited,
 };
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -141,7 +141,7 @@ impl Gpu for NullGpu {
         self.prepared.lock().unwrap().extend(kernels.iter().map(|request| request.kernel.file));
     }
 
-    fn pipeline(&self, Request { kernel, constants, threads }: &Request) -> Result<()> {
+    fn pipeline(&self, Request { kernel, constants, threads, .. }: &Request) -> Result<()> {
         self.pipelines.fetch_add(1, Ordering::Relaxed);
         assert!(threads.is_multiple_of(32) && *threads > 0 && *threads <= 1024, "{threads} threads");
         let text = kernel.text().unwrap();
@@ -185,7 +185,7 @@ impl MetalGpu for NullGpu {
         Ok(vec![])
     }
 
-    fn made(&self) -> Vec<(String, u32, u32)> {
-        vec![]
+    fn unlimited(&self, _request: &Request) -> Result<Option<Unlimited>> {
+        Ok(None)
     }
 }

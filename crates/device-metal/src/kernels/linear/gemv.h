@@ -301,8 +301,8 @@ static inline void gemv_block(constant LinearArguments & a, BoundWeights weights
             }
         }
         if (part == 0 && lane < 4 * N && r == 0) {
-            threadgroup uint2 & best = memory.best[sg / LINEAR_SPLIT * N + n];
-            if (at.pass == 0 || largest > as_type<float>(best.x)) best = uint2(as_type<uint>(largest), column);
+            threadgroup uint2 * best = memory.best + sg / LINEAR_SPLIT * N + n;
+            if (at.pass == 0 || largest > as_type<float>(best->x)) *best = uint2(as_type<uint>(largest), column);
         }
     }
 }

@@ -58,7 +58,7 @@ pub struct MetalSelftest {
 
     /// Multiply tiles on the tensor units of an M5 (untested)
     ///
-    /// macOS 26 is needed.
+    /// macOS 26.2 is needed.
     #[arg(long, conflicts_with = "emulated")]
     tensors: bool,
 

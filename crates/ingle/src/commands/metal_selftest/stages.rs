@@ -270,8 +270,8 @@ mod here {
             }
             print_line(&format!("{n_agree} of {n_run} cases agree, {} in all", cases.len()))?;
             value("cases", &json!({ "run": n_run, "agree": n_agree, "all": cases.len() }))?;
-            for (function, threads, bytes) in self.device.gpu().made() {
-                value("pipelines", &json!([function, threads, bytes]))?;
+            for note in self.device.gpu().notes() {
+                print_line(&note)?;
             }
             Ok(())
         }
