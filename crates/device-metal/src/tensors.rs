@@ -9,11 +9,24 @@ use device_lower::table::{Location, Operand};
 const ROWS: usize = 32;
 const COLS: usize = 64;
 
+/// Opens a GPU with its tensor units, and runs their probe. If it fails, the GPU is opened without
+/// them, and the probe's error is returned too.
+///
+/// # Errors
+/// Those of `open`, with tensor units and without.
+pub fn open<G: MetalGpu>(open: impl Fn(bool) -> Result<G>) -> Result<(G, Option<Error>)> {
+    let gpu = open(true)?;
+    match probe(&gpu) {
+        Ok(()) => Ok((gpu, None)),
+        Err(error) => Ok((open(false)?, Some(error))),
+    }
+}
+
 /// Multiplies a small matrix by its own transpose on the tensor units.
 ///
 /// # Errors
 /// The kernel does not compile, the GPU fails, or a product is wrong.
-pub fn probe<G: MetalGpu>(gpu: &G) -> Result<()> {
+fn probe<G: MetalGpu>(gpu: &G) -> Result<()> {
     let pipeline = gpu.pipeline(&Request::plain("tensor_probe.metal", "tensor_probe", 128))?;
     // Eighths of small integers: products and sums are exact at any precision of the units.
     let x: Vec<f32> = (0..ROWS * COLS).map(|i| ((i * 7 + i / COLS) % 17) as f32 / 8.0 - 1.0).collect();

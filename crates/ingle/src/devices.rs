@@ -174,26 +174,20 @@ pub mod metal {
     pub use device_metal::gpu::emulated::{EmulatedGpu, Options};
 
     /// Creates the device of a Mac. With `tensors`, tiles are multiplied on an M5's tensor units,
-    /// unless their probe fails: that is reported, and they are not used.
+    /// which is untested.
     #[cfg(target_os = "macos")]
     pub fn apple(
         tensors: bool,
         encoder: crate::args::MetalEncoder,
     ) -> anyhow::Result<Arc<device_metal::MetalDevice<AppleGpu>>> {
         use device_metal::{MetalDevice, Profile};
-        let open = |tensors| {
-            let (cache, encoder) = (cache().ok(), encoder.mode());
-            AppleGpu::new(&Options { cache, tensors, any_family: false, encoder })
-        };
-        let mut gpu = open(tensors)?;
-        if tensors && let Err(error) = device_metal::tensors::probe(&gpu) {
-            crate::tell::tell!(
-                "--tensors has no effect, since the probe of the tensor units failed: {error}"
-            );
-            gpu = open(false)?;
-        }
-        let tensor = device_metal::gpu::Gpu::facts(&gpu).has_tensors;
-        let profile = Profile { tensor, ..Profile::new(device_metal::gpu::Gpu::facts(&gpu)) };
+        let gpu = AppleGpu::new(&Options {
+            cache: cache().ok(),
+            tensors,
+            any_family: false,
+            encoder: encoder.mode(),
+        })?;
+        let profile = Profile { tensor: tensors, ..Profile::new(device_metal::gpu::Gpu::facts(&gpu)) };
         Ok(Arc::new(MetalDevice::with_profile(gpu, profile)))
     }
 

@@ -94,30 +94,39 @@ fn tensor_units_at_odd_sizes() {
             let what = format!("{name} {n_in} by {n_out}, {n_rows} rows by {bx}");
             check(&what, &outcome.floats(16), &products(&x, n_in, &w), gemm_bound(block));
             // Each of four simdgroups multiplies both halves of a tile of weights.
-            let tiles = n_rows.div_ceil(bx) * n_out.div_ceil(64);
-            let expected = tiles * n_in.div_ceil(64) * 2 * 4;
-            assert_eq!(outcome.counters.simdgroup.tensor_products, expected as u64, "{what}");
+            let stages = (n_rows.div_ceil(bx) * n_out.div_ceil(64) * n_in.div_ceil(64)) as u64;
+            assert_eq!(outcome.counters.simdgroup.tensor_products, stages * 2 * 4, "{what}");
+            assert_eq!(outcome.counters.threadgroup_barriers, stages * 2, "{what}");
             assert_eq!(outcome.counters.simdgroup.matrix_multiplies, 0, "{what}");
         }
     }
 }
 
-/// The probe of the tensor units passes, and fails if a product is wrong or its file is refused.
+/// Tensor units are used if their probe passes: it compiles, and its products are right.
 #[test]
 fn the_probe_of_tensor_units() {
+    use ingle_device_metal::gpu::Gpu as _;
     use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
-    use ingle_device_metal::tensors::probe;
-    let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
-    let gpu =
-        |replaced| EmulatedGpu::new(&Options { tensors: true, replaced, ..Options::new(cache) }).unwrap();
-    probe(&gpu(None)).unwrap();
+    use ingle_device_metal::tensors;
     const FILE: &str = "tensor_probe.metal";
+    let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
+    let open = |replaced: Option<String>| {
+        let gpu = |tensors| {
+            let replaced = replaced.clone().map(|text| (FILE, text));
+            EmulatedGpu::new(&Options { tensors, replaced, ..Options::new(cache) })
+        };
+        tensors::open(gpu).unwrap()
+    };
+    let (gpu, refused) = open(None);
+    assert!(gpu.facts().has_tensors && refused.is_none(), "{refused:?}");
     let text = kernels::Kernel::of(FILE).text().unwrap();
     for (from, to, expected) in [
         ("T(x[i])", "T(2.0f * x[i])", "element 0 of a product"),
         ("DeviceTile left(x", "tensor<device const float, dextents<int, 2>, tensor_inline> left(x", "tensor"),
     ] {
-        let error = probe(&gpu(Some((FILE, text.replace(from, to))))).unwrap_err().to_string();
-        assert!(error.contains(expected), "{error}");
+        assert!(text.contains(from));
+        let (gpu, refused) = open(Some(text.replace(from, to)));
+        let refused = refused.unwrap().to_string();
+        assert!(!gpu.facts().has_tensors && refused.contains(expected), "{refused}");
     }
 }

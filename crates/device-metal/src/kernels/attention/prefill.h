@@ -125,6 +125,8 @@ template<class T> struct PrefillMemory {
     threadgroup float * factors;   // (8 B), factors of the pairs' sums at the end
     threadgroup uint * shrunk;     // (4), by simdgroup: 1 if the sums of one of its pairs must shrink
 
+    // Returns true if the sums of a pair must shrink.
+    bool must_shrink() const { return shrunk[0] + shrunk[1] + shrunk[2] + shrunk[3] != 0; }
     // Operands between the starts of two pairs' probabilities.
     static short stride() { return sizeof(T) == 4 ? SCORE_STRIDE : PROBABILITY_STRIDE; }
 };
@@ -330,7 +332,7 @@ static inline void write_probabilities(thread PrefillSums<B, CHUNKS> & sums, Pre
 // Shrinks the sums of values, if any pair's largest score grew.
 template<class T, short B, short CHUNKS>
 static inline void shrink_sums(thread PrefillSums<B, CHUNKS> & sums, PrefillMemory<T> m) {
-    if (m.shrunk[0] + m.shrunk[1] + m.shrunk[2] + m.shrunk[3] == 0) return;
+    if (!m.must_shrink()) return;
     #pragma clang loop unroll(full)
     for (short b = 0; b < B; b++) {
         simdgroup_float8x8 diagonal;

@@ -66,11 +66,14 @@ static inline void attend_by_tensors(PrefillMemory<typename K::Operand> m, Prefi
             if (w.biased) add_tile_bias<T, B>(m, w, a, q, start + lane, sg, lane);
             write_probabilities<T, B, CHUNKS, SOURCE>(sums, m, w, s, a, start + lane, sg, lane);
             threadgroup_barrier(mem_flags::mem_threadgroup);
-            #pragma clang loop unroll(full)
-            for (ushort i = 0; i < values.get_capacity(); i++) {
-                if (!values.is_valid_element(i)) continue;
-                const uint pair = values.get_multidimensional_index(i)[1];
-                values[i] *= m.shrinks[pair / 8 * 64 + pair % 8 * 9];
+            if (m.must_shrink()) {
+                #pragma clang loop unroll(full)
+                for (ushort i = 0; i < values.get_capacity(); i++) {
+                    if (!values.is_valid_element(i)) continue;
+                    const auto at = values.get_multidimensional_index(i);
+                    const uint pair = at[1];
+                    values[i] *= m.shrinks[pair / 8 * 64 + pair % 8 * 9];
+                }
             }
             by_values.run(probabilities, staged_values, values);
         }
