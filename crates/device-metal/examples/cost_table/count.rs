@@ -56,7 +56,9 @@ impl Cost {
             reductions: f(self.reductions, other.reductions),
             products: f(self.products, other.products),
             least_products: f(self.least_products, other.least_products),
-            busy: std::array::from_fn(|chip| [0, 1].map(|end| f(self.busy[chip][end], other.busy[chip][end]))),
+            busy: std::array::from_fn(|chip| {
+                [0, 1].map(|end| f(self.busy[chip][end], other.busy[chip][end]))
+            }),
         }
     }
 

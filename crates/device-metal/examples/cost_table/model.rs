@@ -125,7 +125,10 @@ mod tests {
                     [("decode", 1.0, token, decode), ("prefill", 512.0, prompt, prefill)]
                 {
                     let [low, high] = seconds.map(|seconds| n / seconds);
-                    assert!(low <= published && published <= high, "{model} {what}: {low} to {high}, {published}");
+                    assert!(
+                        low <= published && published <= high,
+                        "{model} {what}: {low} to {high}, {published}"
+                    );
                     assert!(high / low < 1.6, "{model} {what}: {low} to {high}");
                 }
             }

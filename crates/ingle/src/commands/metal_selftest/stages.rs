@@ -63,8 +63,7 @@ mod here {
                 Some(_) | None => options.metal_encoder.mode(),
             };
             let any_family = options.compile_only;
-            let open =
-                |tensors| TheGpu::new(&Options { cache: cache.clone(), tensors, any_family, encoder });
+            let open = |tensors| TheGpu::new(&Options { cache: cache.clone(), tensors, any_family, encoder });
             // A compiler without tensors is what `compile-only` is to show.
             let wanted = options.tensors && !options.compile_only;
             let (gpu, refused) = match wanted {
@@ -72,7 +71,9 @@ mod here {
                 false => (open(options.tensors)?, None),
             };
             if let Some(error) = refused {
-                crate::tell::tell!("--tensors has no effect, since the tensor units fail their probe: {error}");
+                crate::tell::tell!(
+                    "--tensors has no effect, since the tensor units fail their probe: {error}"
+                );
             }
             Ok(gpu)
         }
