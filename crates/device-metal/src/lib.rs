@@ -32,6 +32,7 @@ mod layout;
 mod peaks;
 mod profile;
 pub mod selftest;
+pub mod tensors;
 mod weights;
 
 pub use device_impl::MetalDevice;

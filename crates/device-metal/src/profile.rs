@@ -54,8 +54,8 @@ pub struct Profile {
     /// Rows of a span from which on recurrent layers take 16 positions at a time, as matrix
     /// products, and not one by one (`kernels/scan_chunks.h`).
     pub scan_rows: usize,
-    /// True if matrices are multiplied by the tensor units that Metal 4 opens. This path is
-    /// written, but nobody has ever executed it.
+    /// True if the tiles of prompts are multiplied on the tensor units of Metal 4. Only the emulator
+    /// has executed these kernels.
     pub tensor: bool,
 }
 

@@ -165,6 +165,10 @@ const METAL_ONLY: &[&str] = &[
     "sampling/sample",
     "peaks",
     "probes",
+    // The tensor units of Metal 4.
+    "attention/tensor",
+    "tensor_probe",
+    "tensor_units",
 ];
 
 /// Checks that the files of `first` that `second` lacks are those of `alone`.

@@ -94,6 +94,7 @@ typedef unsigned long ulong;
 #include "math.h"
 #include "simdgroup.h"
 #include "simdgroup_matrix.h"
+#include "metal_tensor.h"
 #include "atomic.h"
 #include "launch.h"
 #ifndef MSL_STRICT

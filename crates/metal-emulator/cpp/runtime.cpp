@@ -218,7 +218,7 @@ static void fail_divergent(Worker * w, Simdgroup * g) {
 // there is none.
 static bool complete(Worker * w, Simdgroup * g) {
     if (!g->gathered) return false;
-    if (g->apart || g->at_barrier || (g->operation == MSL_MATRIX && g->gathered != ~0u)) {
+    if (g->apart || g->at_barrier || ((g->operation == MSL_MATRIX || g->operation == MSL_TENSOR) && g->gathered != ~0u)) {
         fail_divergent(w, g);
         return false;
     }
@@ -294,6 +294,21 @@ extern "C" void msl_inactive_lane(msl_u32 lane, const msl_site * site) {
     f->count = lane;
     msl_fault_site(f, site, nullptr);
     msl_fail(l);
+}
+extern "C" void msl_undefined(const char * what, const msl_site * site) {
+    Lane * l = msl_current_lane();
+    msl_fault_site(msl_fault_of(l, MSL_UNDEFINED), site, what);
+    msl_fail(l);
+}
+extern "C" void msl_tensor(msl_u32 simdgroups, const msl_site * site) {
+    const Lane * l = msl_current_lane();
+    if (simdgroups != 1 && simdgroups != l->context.group->simdgroups_per_threadgroup[0])
+        msl_undefined("a product by another number of SIMD-groups than run", site);
+    msl_slots s;
+    msl_exchange(MSL_TENSOR, nullptr, 0, site, &s);
+}
+extern "C" msl_u32 msl_tensor_thread(msl_u32 simdgroups) {
+    return msl_current_lane()->context.thread_index_in_threadgroup[0] % (32 * simdgroups);
 }
 extern "C" msl_u32 msl_lane(void) { return msl_current_lane()->lane; }
 

@@ -25,6 +25,7 @@ enum msl_operation {
     MSL_VOTE,       // ballot, any, all, is_first
     MSL_MATRIX,     // 8x8 multiply-accumulate
     MSL_BARRIER,    // simdgroup_barrier
+    MSL_TENSOR,     // product of tensors
     MSL_OPERATIONS,
 };
 
@@ -46,6 +47,12 @@ void msl_result_put(const void * value, msl_u32 size, msl_u32 index);
 void msl_matrix_multiply(const float in[6], const msl_site * site, float out[2]);
 // A shuffle that reads an inactive lane.
 void msl_inactive_lane(msl_u32 lane, const msl_site * site);
+// A product of tensors begins, by all lanes of this many simdgroups.
+void msl_tensor(msl_u32 simdgroups, const msl_site * site);
+// The lane's index among the threads of this many simdgroups.
+msl_u32 msl_tensor_thread(msl_u32 simdgroups);
+// Ends the dispatch with a fault that `what` describes.
+void msl_undefined(const char * what, const msl_site * site);
 void msl_threadgroup_barrier(const msl_site * site, bool device_memory);
 // A simdgroup_barrier that orders device memory was passed.
 void msl_simdgroup_ordered(void);

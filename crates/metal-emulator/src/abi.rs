@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-pub const OPERATIONS: usize = 5;
+pub const OPERATIONS: usize = 6;
 pub const BINDINGS: usize = 31;
 pub const MAX_CONSTANTS: usize = 128;
 /// The first bytes of the table of function constants in a library's file.

@@ -82,7 +82,7 @@ impl Compiler {
     ) -> Result<Library, Error> {
         let failed = |messages| Error::Compile { name: name.to_owned(), messages };
         // The object does not depend on counting; only the runtime that it is linked with does.
-        let flags = flags::kernel(self.options.sanitizer, self.options.numerics);
+        let flags = flags::kernel(self.options.sanitizer, self.options.numerics, self.options.tensors);
         let key = self.key("object", name, source, includes).with(only.unwrap_or_default());
         let key = flags.iter().fold(key, |key, flag| key.with(flag));
         let compiled = cache::folder(&self.options.cache, key, |folder| {
@@ -127,6 +127,9 @@ impl Compiler {
             let cl = cache::write(folder, "strict.cl", &rewritten.text)?;
             let header = self.runtime.headers.join("metal_stdlib.h");
             let mut arguments = flags::words(flags::STRICT);
+            if self.options.tensors {
+                arguments.push("-DMSL_TENSORS".to_owned());
+            }
             arguments.extend(["-include", cache::text(&header), cache::text(&cl)].map(str::to_owned));
             let failed = |messages| Error::Compile { name: name.to_owned(), messages };
             self.clang.run(folder, &arguments)?.map_err(failed)?;
@@ -203,7 +206,7 @@ impl Compiler {
     /// A key of all inputs of a rewritten source.
     pub(crate) fn key(&self, what: &str, name: &str, source: &str, includes: &[(&str, &str)]) -> Key {
         let mut key = self.clang.key(what).with(cache::text(&self.runtime.headers)).with(name).with(source);
-        key = key.with(self.options.defines.len().to_le_bytes());
+        key = key.with([u8::from(self.options.tensors)]).with(self.options.defines.len().to_le_bytes());
         for (define, value) in &self.options.defines {
             key = key.with(define).with(value);
         }
@@ -231,6 +234,7 @@ impl Compiler {
         }
         let standard = self.runtime.headers.join("standard");
         let mut arguments = flags::words(flags::PREPROCESS);
+        arguments.extend(flags::version(self.options.tensors));
         arguments.extend(["-isystem", cache::text(&standard), "-I", "src"].map(str::to_owned));
         arguments.extend(self.options.defines.iter().map(|(define, value)| format!("-D{define}={value}")));
         arguments.push(format!("src/{name}"));

@@ -37,6 +37,8 @@ pub struct SimdgroupInstructions {
     pub matrix_multiplies: u64,
     /// Simdgroup barriers.
     pub barriers: u64,
+    /// Products of tensors, of any size.
+    pub tensor_products: u64,
 }
 
 /// Traffic of device memory through one binding, or of one resource.

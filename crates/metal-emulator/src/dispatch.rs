@@ -511,12 +511,19 @@ impl Dispatch<'_> {
         } else {
             Vec::new()
         };
-        let [shuffles, reductions, votes, matrix_multiplies, barriers] = c.operations;
+        let [shuffles, reductions, votes, matrix_multiplies, barriers, tensor_products] = c.operations;
         Counters {
             threadgroups: c.threadgroups,
             threads: c.threads,
             threadgroup_barriers: c.threadgroup_barriers,
-            simdgroup: SimdgroupInstructions { shuffles, reductions, votes, matrix_multiplies, barriers },
+            simdgroup: SimdgroupInstructions {
+                shuffles,
+                reductions,
+                votes,
+                matrix_multiplies,
+                barriers,
+                tensor_products,
+            },
             threadgroup_read: c.threadgroup_read,
             threadgroup_written: c.threadgroup_written,
             buffers,

@@ -16,6 +16,8 @@ pub struct Options {
     pub counting: bool,
     /// Differences of arithmetic from IEEE 754.
     pub numerics: Numerics,
+    /// True to compile as Metal 4.0 with tensors, instead of Metal 3.1.
+    pub tensors: bool,
     /// Macros defined before the source, with their values.
     pub defines: Vec<(String, String)>,
 }
@@ -29,6 +31,7 @@ impl Options {
             sanitizer: Sanitizer::None,
             counting: false,
             numerics: Numerics::default(),
+            tensors: false,
             defines: Vec::new(),
         }
     }

@@ -13,3 +13,4 @@ mod numerics;
 mod resources;
 mod sanitizers;
 mod strict;
+mod tensors;

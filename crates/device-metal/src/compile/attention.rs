@@ -499,6 +499,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         };
         let mut call = self
             .attention_call(Kernel { file, function }, a, None)
+            .bool(attention::TENSOR, c.profile.tensor)
             .read(2, self.value(a.q))
             .bind(4, c.step_place(c.step.row_spans))
             .bind(5, c.step_place(c.step.spans))

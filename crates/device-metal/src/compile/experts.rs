@@ -347,6 +347,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         let n_units = n_out.div_ceil(rows_of_unit / halves);
         let mut call = match tiles {
             true => Call::new(kernel("gemm")?, &args)
+                .bool(linear::TENSOR, c.profile.tensor)
                 .read(23, self.scratch(ORDER))
                 .read(24, self.scratch(TILES))
                 .grid(

@@ -42,6 +42,8 @@ pub struct Options {
     pub threads: usize,
     /// True if bytes are counted.
     pub counting: bool,
+    /// True to compile as Metal 4, with tensors.
+    pub tensors: bool,
     /// Differences of arithmetic from IEEE's that Metal allows.
     pub numerics: emulator::Numerics,
     /// A file of kernels, and the source that it has instead of its own: to see a defect found.
@@ -65,6 +67,7 @@ impl Options {
             order: emulator::LaneOrder::Forward,
             threads: 1,
             counting: false,
+            tensors: false,
             numerics: emulator::Numerics::default(),
             replaced: None,
             most_ops: MOST_OPS,
@@ -297,7 +300,10 @@ impl EmulatedGpu {
         let compiler = |sanitizer: emulator::Sanitizer| {
             let mut settings = emulator::Options::new(&options.cache);
             (settings.counting, settings.sanitizer) = (options.counting, sanitizer);
-            settings.numerics = options.numerics;
+            (settings.numerics, settings.tensors) = (options.numerics, options.tensors);
+            if options.tensors {
+                settings.defines.push(("WITH_TENSORS".to_owned(), "1".to_owned()));
+            }
             emulator::Compiler::new(settings).map_err(|error| Error::Unsupported {
                 device: NAME,
                 what: "running shaders on this machine".to_owned(),
@@ -321,7 +327,7 @@ impl EmulatedGpu {
             // The system's own: a map begins at such a page.
             page_bytes: 4 << 10,
             max_threadgroup_bytes: emulator::MAX_THREADGROUP_MEMORY,
-            has_tensors: false,
+            has_tensors: options.tensors,
             is_emulated: true,
         };
         let run = emulator::RunOptions { order: options.order, threads: options.threads.max(1) };

@@ -41,7 +41,7 @@
 //   threads  128
 //   grid     (T, tiles, 1), T = ceil(n_out_0 / 64), with LINEAR_GATE ceil(n_out_0 / 32);
 //            tiles = n_experts + n * k / 32, of which unused ones have no pairs
-//   constants LINEAR_GATE, _ACTIVATION, EXPERTS_OWN_INPUT; those of the type
+//   constants LINEAR_GATE, _ACTIVATION, _TENSOR, EXPERTS_OWN_INPUT; those of the type
 //   reads    a tile of an expert's matrix once for up to 32 of its pairs
 //
 // Tiles, operands and orders of accumulation are those of linear/gemv.h and linear/gemm.h. Vectors
@@ -142,6 +142,25 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
     y_0[ulong(place.y) * n_out + row] = value;
 }
 
+#ifdef WITH_TENSORS
+// Writes the products of an expert's pairs.
+struct PairOutput {
+    device const uint * pairs;
+    device float * y;
+    uint first; // first column of y
+    uint n_out;
+    uint n_pairs;
+
+    void write_one(uint row, uint column, float value) const {
+        if (row < n_pairs && column < n_out) y[ulong(pairs[row]) * n_out + column] = value;
+    }
+    void write(uint row, uint column, float left, float right) const {
+        write_one(row, first + column, LINEAR_GATE ? activation(LINEAR_ACTIVATION, left) * right : left);
+        if (!LINEAR_GATE) write_one(row, first + 32 + column, right);
+    }
+};
+#endif
+
 template<class D>
 kernel void expert_gemm(constant LinearArguments & a [[buffer(0)]],
                         PRODUCT_BUFFERS,
@@ -151,7 +170,7 @@ kernel void expert_gemm(constant LinearArguments & a [[buffer(0)]],
                         PRODUCT_THREAD) {
     typedef typename D::Operand T;
     threadgroup float levels[16];
-    threadgroup float4 tiles[96 * TILE_STRIDE * sizeof(T) / 16];
+    threadgroup float4 tiles[EXPERT_FOURS(32, sizeof(T))];
     threadgroup T * tile_w = (threadgroup T *) tiles;
     threadgroup T * tile_x = tile_w + 64 * TILE_STRIDE;
     if (D::LEVELS) {
@@ -169,6 +188,15 @@ kernel void expert_gemm(constant LinearArguments & a [[buffer(0)]],
     // Absent pairs repeat the last one.
     const uint pair = order[tile.first + min(uint(tid / 4), tile.n_pairs - 1)];
     const uint x_row = EXPERTS_OWN_INPUT ? pair : pair / a.experts_per_row;
+#ifdef WITH_TENSORS
+    if (LINEAR_TENSOR) {
+        StagedRows<D, 32> rows;
+        rows.x_row = x + ulong(x_row) * a.n_in;
+        rows.staged = tile_w + 64 * TENSOR_COLUMNS;
+        tensor_tile<D, 32>(w_row, rows, a.n_in, tile_w, PairOutput{order + tile.first, y_0, first, n_out, tile.n_pairs}, tid);
+        return;
+    }
+#endif
     const GemmSums<32> sums =
         gemm_products<D, 32>(w_row, x + ulong(x_row) * a.n_in, a.n_in, tile.n_pairs, tile_w, tile_x, tid, sg);
 

@@ -41,8 +41,10 @@ fn sanitizers_find_nothing() {
         cache.bind(launch)
     };
     for sanitizer in [Sanitizer::Thread, Sanitizer::AddressUndefined] {
-        let halves = base(shape, "halves").grid([2, 2, 1], 128).sanitize(sanitizer, &source);
-        check("prefill", &halves.floats(9), &expected, HALF_BOUND);
+        for launch in base(shape, "halves").grid([2, 2, 1], 128).with_tensors() {
+            let halves = launch.sanitize(sanitizer, &source);
+            check("prefill", &halves.floats(9), &expected, HALF_BOUND);
+        }
 
         let rows =
             Shape { n_heads: 1, n_kv_heads: 1, head_dim: 128, kv: KvType::F32, softcap: false, ..shape };

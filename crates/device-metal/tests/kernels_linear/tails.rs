@@ -3,6 +3,11 @@
 
 use super::*;
 
+/// The launch, and the same tiles on tensor units.
+fn tiles_both_ways(launch: Launch) -> Vec<Launch> {
+    if launch.function.contains("gemm") { launch.with_tensors().into() } else { vec![launch] }
+}
+
 #[test]
 fn gate_and_up_with_every_activation() {
     let mut rng = Rng::new(4);
@@ -32,8 +37,10 @@ fn gate_and_up_with_every_activation() {
                     .output(16, 2 * n_out)
                     .words(20, &step(2, 0, 1, 0, 0))
                     .grid(grid, threads);
-                let out = bind(bind(launch, 0, &gate), 1, &up).run().floats(16);
-                check(&format!("{name} {function} activation {kind}"), &out, &expected, bound);
+                let what = format!("{name} {function} activation {kind}");
+                for launch in tiles_both_ways(bind(bind(launch, 0, &gate), 1, &up)) {
+                    check(&what, &launch.run().floats(16), &expected, bound);
+                }
             }
         }
     }
@@ -70,8 +77,10 @@ fn a_gate_of_what_is_given() {
                 .output(16, 3 * n_out)
                 .words(20, &step(3, 0, 1, 0, 0))
                 .grid(grid, threads);
-            let out = bind(launch, 0, &w).run().floats(16);
-            check(&format!("{name} {function}"), &out, &gated(kind, &opened, &columns), bound);
+            for launch in tiles_both_ways(bind(launch, 0, &w)) {
+                let out = launch.run().floats(16);
+                check(&format!("{name} {function}"), &out, &gated(kind, &opened, &columns), bound);
+            }
         }
     }
 }
@@ -106,8 +115,9 @@ fn a_gate_of_whole_rows() {
                 .words(20, &step(3, 0, 1, 0, 0))
                 .floats(21, &row_gate)
                 .grid(grid, threads);
-            let out = bind(launch, 0, &w).run().floats(16);
-            check(&format!("{name} {function}"), &out, &expected, bound);
+            for launch in tiles_both_ways(bind(launch, 0, &w)) {
+                check(&format!("{name} {function}"), &launch.run().floats(16), &expected, bound);
+            }
         }
     }
 }
@@ -182,7 +192,9 @@ fn residual_softcap_and_the_largest_output() {
                 .output(16, 3 * n_out)
                 .words(20, &step(3, 0, 1, 0, 0))
                 .grid(grid, threads);
-            check(&format!("{name} {function}"), &bind(launch, 0, &w).run().floats(16), &expected, bound);
+            for launch in tiles_both_ways(bind(launch, 0, &w)) {
+                check(&format!("{name} {function}"), &launch.run().floats(16), &expected, bound);
+            }
         }
     }
 }

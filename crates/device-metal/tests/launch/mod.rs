@@ -28,6 +28,8 @@ pub struct Launch {
     pub threadgroup_memory: u32,
     pub threadgroups: [u32; 3],
     pub threads: u32,
+    /// True if the file is compiled as Metal 4, and the kernel uses tensor units.
+    pub tensors: bool,
 }
 
 /// Pages that a page table names by their addresses.
@@ -67,6 +69,13 @@ impl Launch {
     pub fn number(mut self, index: u16, value: u32) -> Launch {
         self.constants.insert(index, Constant::UInt(value));
         self
+    }
+
+    /// The launch as it is, and on tensor units.
+    pub fn with_tensors(self) -> [Launch; 2] {
+        use ingle_device_metal::kernels::{attention, linear};
+        let on = Launch { tensors: true, ..self.clone() };
+        [self, on.flag(linear::TENSOR, true).flag(attention::TENSOR, true)]
     }
 
     /// Buffer 0: words of 4 bytes.
@@ -119,7 +128,10 @@ impl Launch {
     /// Run it forward, in reverse and in a random order: every buffer must come out with the same
     /// bits.
     pub fn run(&self) -> Outcome {
-        let library = library(self.file, Way::Checked);
+        let library = match self.tensors {
+            false => library(self.file, Way::Checked),
+            true => self.library_of_one(Way::Checked),
+        };
         let forward = self.run_once(&library, LaneOrder::Forward);
         for order in [LaneOrder::Reverse, LaneOrder::Random(11)] {
             let other = self.run_once(&library, order);
@@ -148,15 +160,20 @@ impl Launch {
 
     /// Runs only the file's own kernel under a sanitizer.
     pub fn sanitize_file(&self, sanitizer: Sanitizer) -> Outcome {
-        let compiler = compiler(Way::Sanitized(sanitizer));
+        self.run_once(&self.library_of_one(Way::Sanitized(sanitizer)), LaneOrder::Reverse)
+    }
+
+    /// The file's own kernel without the others.
+    fn library_of_one(&self, way: Way) -> Library {
+        let compiler = compiler(way, self.tensors);
         match compiler.compile_function(self.file, source(self.file), HEADERS, &self.function) {
-            Ok(library) => self.run_once(&library, LaneOrder::Reverse),
+            Ok(library) => library,
             Err(error) => panic!("{}: {error}", self.function),
         }
     }
 
     fn run_own(&self, way: Way, source: &str) -> Outcome {
-        match compiler(way).compile("own.metal", source, HEADERS) {
+        match compiler(way, self.tensors).compile("own.metal", source, HEADERS) {
             Ok(library) => self.run_once(&library, LaneOrder::Reverse),
             Err(error) => panic!("{}: {error}", self.function),
         }
@@ -236,10 +253,11 @@ enum Way {
 /// The compiler for all tests of a process, since finding clang is slower than a launch. Its cache
 /// is the device's own, so that a file is compiled once for all tests of all crates, and kept for
 /// the next run.
-fn compiler(way: Way) -> Arc<Compiler> {
-    static COMPILERS: Mutex<Vec<(Way, Arc<Compiler>)>> = Mutex::new(Vec::new());
+fn compiler(way: Way, tensors: bool) -> Arc<Compiler> {
+    static COMPILERS: Mutex<Vec<((Way, bool), Arc<Compiler>)>> = Mutex::new(Vec::new());
+    let way_and_tensors = (way, tensors);
     let mut compilers = COMPILERS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, compiler)) = compilers.iter().find(|(other, _)| *other == way) {
+    if let Some((_, compiler)) = compilers.iter().find(|(other, _)| *other == way_and_tensors) {
         return compiler.clone();
     }
     let mut options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
@@ -247,8 +265,12 @@ fn compiler(way: Way) -> Arc<Compiler> {
     if let Way::Sanitized(sanitizer) = way {
         options.sanitizer = sanitizer;
     }
+    if tensors {
+        options.tensors = true;
+        options.defines.push(("WITH_TENSORS".to_owned(), "1".to_owned()));
+    }
     let compiler = Arc::new(Compiler::new(options).unwrap());
-    compilers.push((way, compiler.clone()));
+    compilers.push((way_and_tensors, compiler.clone()));
     compiler
 }
 
@@ -258,7 +280,7 @@ fn source(file: &'static str) -> &'static str {
 
 /// Compiled as the device compiles it, so that both find what the other compiled.
 fn library(file: &'static str, way: Way) -> Library {
-    match compiler(way).compile(file, source(file), HEADERS) {
+    match compiler(way, false).compile(file, source(file), HEADERS) {
         Ok(library) => library,
         Err(error) => panic!("{file}: {error}"),
     }
@@ -276,9 +298,9 @@ pub fn parameters(file: &'static str) -> Vec<(String, Vec<(u32, String)>)> {
     library.functions().iter().map(|f| (f.name.clone(), buffers(&f.parameters))).collect()
 }
 
-/// Check a file with real address spaces.
-pub fn compile_strict(file: &'static str) {
-    if let Err(error) = compiler(Way::Checked).check_strict(file, source(file), HEADERS) {
+/// Check a file with real address spaces, with tensors or without.
+pub fn compile_strict(file: &'static str, tensors: bool) {
+    if let Err(error) = compiler(Way::Checked, tensors).check_strict(file, source(file), HEADERS) {
         panic!("{file}: {error}");
     }
 }

@@ -21,6 +21,8 @@ impl Rewriter<'_> {
         }
         match (self.t.word(at), self.t.word(at + 1)) {
             ("*" | "&", _) | ("(", "*" | "&") => Ok(i + 1),
+            // The elements of a tensor: `tensor<threadgroup half, ...>`.
+            ("," | ">", _) if i > 0 && self.t.word(i - 1) == "<" => Ok(i + 1),
             ("[" | ";" | "," | "=", _) if self.in_block() && at >= i + 3 => self.variable(i, at),
             _ => {
                 let what = format!(

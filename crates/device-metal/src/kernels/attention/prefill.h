@@ -18,7 +18,8 @@
 //   grid     (ceil(n / R), n_kv_heads * ceil(group / H), 1): H = ATTENTION_HEADS, at most 8,
 //            group = n_heads / n_kv_heads, R = floor(8 * B / H) rows, B from the table
 //   constants ATTENTION_HEAD_DIM, _HEADS, _SOFTCAP; for attention_prefill also _SINKS, _WINDOW,
-//            _CHUNKED, _BOTH_WAYS, _KEY_BIAS; for self_attention also _WINDOW
+//            _CHUNKED, _BOTH_WAYS, _KEY_BIAS; for self_attention also _WINDOW;
+//            _TENSOR: attention/tensor.h
 //   threadgroup memory  none to be set
 //   reads    K and V of the positions that a tile's rows see, once for R rows and H heads
 //
@@ -117,13 +118,15 @@ struct StagedVectors {
 
 template<class T> struct PrefillMemory {
     threadgroup T * q;             // (8 B, CHUNKS * 64 + 8), scaled
-    threadgroup T * staged;        // (32, STAGE_STRIDE)
+    threadgroup T * staged;        // (32, STAGE_STRIDE), STAGE_OPERANDS of memory
     threadgroup float * scores;    // (8 B, SCORE_STRIDE)
     threadgroup T * probabilities; // (8 B, stride); floats overwrite the scores that they come from
     threadgroup float * shrinks;   // (B, 8, 8), diagonal matrices
     threadgroup float * factors;   // (8 B), factors of the pairs' sums at the end
     threadgroup uint * shrunk;     // (4), by simdgroup: 1 if the sums of one of its pairs must shrink
 
+    // Returns true if the sums of a pair must shrink.
+    bool must_shrink() const { return shrunk[0] + shrunk[1] + shrunk[2] + shrunk[3] != 0; }
     // Operands between the starts of two pairs' probabilities.
     static short stride() { return sizeof(T) == 4 ? SCORE_STRIDE : PROBABILITY_STRIDE; }
 };
@@ -279,6 +282,15 @@ static inline void add_tile_bias(PrefillMemory<T> m, PrefillWork w, constant Att
     simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
+// The softmax of no positions.
+template<short B, short CHUNKS> static inline void reset_softmax(thread PrefillSums<B, CHUNKS> & sums) {
+    #pragma clang loop unroll(full)
+    for (short i = 0; i < B * 2; i++) {
+        sums.most[i] = LEAST_SCORE;
+        sums.total[i] = 0.0f;
+    }
+}
+
 // Returns true if row `row` of the tile sees position `at`.
 template<short SOURCE>
 static inline bool sees(PrefillSpan s, constant AttentionArguments & a, uint row, uint at) {
@@ -320,7 +332,7 @@ static inline void write_probabilities(thread PrefillSums<B, CHUNKS> & sums, Pre
 // Shrinks the sums of values, if any pair's largest score grew.
 template<class T, short B, short CHUNKS>
 static inline void shrink_sums(thread PrefillSums<B, CHUNKS> & sums, PrefillMemory<T> m) {
-    if (m.shrunk[0] + m.shrunk[1] + m.shrunk[2] + m.shrunk[3] == 0) return;
+    if (!m.must_shrink()) return;
     #pragma clang loop unroll(full)
     for (short b = 0; b < B; b++) {
         simdgroup_float8x8 diagonal;
@@ -400,6 +412,8 @@ static inline void write_rows(thread const PrefillSums<B, CHUNKS> & sums, Prefil
     }
 }
 
+#include "attention/tensor.h"
+
 // B: blocks of eight pairs. CHUNKS: chunks of 64 columns.
 template<class K, short B, short CHUNKS, short SOURCE>
 kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
@@ -419,7 +433,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
                               ushort lane [[thread_index_in_simdgroup]]) {
     typedef typename K::Operand T;
     threadgroup float4 q_memory[B * 8 * (CHUNKS * 64 + 8) * sizeof(T) / 16];
-    threadgroup float4 stage_memory[32 * STAGE_STRIDE * sizeof(T) / 16];
+    threadgroup float4 stage_memory[STAGE_OPERANDS(B, CHUNKS) * sizeof(T) / 16];
     threadgroup float4 score_memory[B * 8 * SCORE_STRIDE / 4];
     threadgroup float4 probability_memory[sizeof(T) == 4 ? 1 : B * 8 * PROBABILITY_STRIDE * sizeof(T) / 16];
     threadgroup float shrinks[B * 64];
@@ -434,14 +448,18 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
     if (w.biased) w.known = key_bias(bias_words, a.pages.n_kv_heads, w.kv_head);
     stage_queries<T, B, CHUNKS>(m, w, a, q, tid);
 
+#ifdef WITH_TENSORS
+    if constexpr (HAS_TENSOR_TILES(B)) {
+        if (ATTENTION_TENSOR) {
+            attend_by_tensors<K, B, CHUNKS, SOURCE>(m, w, a, step, q, row_spans, spans, page_tables, sinks, out, k_rows, v_rows, tid, sg, lane);
+            return;
+        }
+    }
+#endif
     PrefillSums<B, CHUNKS> sums;
     #pragma clang loop unroll(full)
     for (short i = 0; i < B * CHUNKS * 2; i++) sums.m[i] = make_filled_simdgroup_matrix<float, 8>(0.0f);
-    #pragma clang loop unroll(full)
-    for (short i = 0; i < B * 2; i++) {
-        sums.most[i] = LEAST_SCORE;
-        sums.total[i] = 0.0f;
-    }
+    reset_softmax(sums);
     const uint last_span = row_spans[w.end_row - 1];
     for (uint index = row_spans[w.first_row]; index <= last_span; index++) {
         const PrefillSpan s = prefill_span<K, SOURCE>(w, a, step, spans, page_tables, index);

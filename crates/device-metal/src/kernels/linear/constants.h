@@ -45,5 +45,5 @@ constant bool EXPERTS_BESIDE [[function_constant(16)]];
 constant bool LINEAR_UP [[function_constant(17)]];
 // Each row has a gate: out = residual + sigmoid(row_gate) * product. With LINEAR_RESIDUAL.
 constant bool LINEAR_ROW_GATE [[function_constant(18)]];
-// The product runs on the tensor units of Metal 4 (linear/tensor.h).
+// Tiles are multiplied on the tensor units of Metal 4 (linear/tensor.h).
 constant bool LINEAR_TENSOR [[function_constant(14)]];

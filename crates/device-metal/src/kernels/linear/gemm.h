@@ -29,11 +29,10 @@
 // An expert rarely fills its tile. Two simdgroups whose rows of x are all absent still load and
 // store their part of the tiles, but multiply nothing.
 //
-// With LINEAR_TENSOR, if the compiler has Metal 4's tensors, linear/tensor.h multiplies the tile
-// instead.
+// With LINEAR_TENSOR, linear/tensor.h multiplies the tile instead.
 //
 // With LINEAR_GATE the rows of a tile are 16 of the gate, the same 16 of up, and so on, so that a
-// simdgroup has both.
+// simdgroup has both. With LINEAR_TENSOR they are 32 of each.
 //
 // Order of accumulation: columns ascending by 8, within 8 in the order of the matrix unit.
 #pragma once
@@ -147,6 +146,7 @@ static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x
 static inline uint2 tile_row(uint first, ushort tid) {
     const uint row = tid / 2;
     if (!LINEAR_GATE) return uint2(0, first + row);
+    if (LINEAR_TENSOR) return uint2(row / 32, first + row % 32);
     return uint2(row % 32 / 16, first + row / 32 * 16 + row % 16);
 }
 
@@ -165,40 +165,45 @@ struct GemmOutput {
     float softcap;
 };
 
+// Writes element (row, column) of y from its product, and with LINEAR_GATE that of up. Elements of
+// absent rows and columns are not written.
+static inline void write_product(GemmOutput o, uint row, uint column, float value, float rise) {
+    if (row >= o.n_rows || column >= o.n_out) return;
+    const ulong y_row = o.first_row + row, at = y_row * o.n_out + column;
+    if (LINEAR_BIAS) value += o.bias_0[column];
+    if (LINEAR_GATE) {
+        if (LINEAR_BIAS) rise += o.bias_1[column];
+        value = activation(LINEAR_ACTIVATION, value) * rise;
+    }
+    if (LINEAR_ROW_GATE) value *= activation(ACTIVATION_SIGMOID, o.row_gate[y_row]);
+    if (LINEAR_RESIDUAL) value += o.other[at];
+    if (LINEAR_UP) value = activation(LINEAR_ACTIVATION, value) * o.other[y_row * o.up_stride + column];
+    if (LINEAR_SOFTCAP) value = o.softcap * hyperbolic_tangent(value / o.softcap);
+    o.y[at] = value;
+}
+
 // Writes eight rows of y, from row x_0 of the tile on. `strip` has 32 products of each, `stride`
 // floats apart; with LINEAR_GATE they are 16 columns of y. A simdgroup calls it, lanes are columns.
 static inline void write_strip(GemmOutput o, threadgroup const float * strip, ushort stride, uint x_0, ushort sg, ushort lane) {
-    if (LINEAR_GATE) {
-        const uint column = o.first + sg % 2 * 16 + lane % 16;
-        for (uint r = lane / 16; r < 8; r += 2) {
-            if (x_0 + r >= o.n_rows || column >= o.n_out) continue;
-            float gate = strip[r * stride + lane % 16], rise = strip[r * stride + 16 + lane % 16];
-            if (LINEAR_BIAS) {
-                gate += o.bias_0[column];
-                rise += o.bias_1[column];
-            }
-            float value = activation(LINEAR_ACTIVATION, gate) * rise;
-            const ulong at = ulong(o.first_row + x_0 + r) * o.n_out + column;
-            if (LINEAR_RESIDUAL) value += o.other[at];
-            o.y[at] = value;
-        }
-    } else {
-        const uint column = o.first + sg % 2 * 32 + lane;
-        for (uint r = 0; r < 8; r++) {
-            if (x_0 + r >= o.n_rows || column >= o.n_out) continue;
-            float value = strip[r * stride + lane];
-            if (LINEAR_BIAS) value += o.bias_0[column];
-            const ulong at = ulong(o.first_row + x_0 + r) * o.n_out + column;
-            if (LINEAR_ROW_GATE) value *= activation(ACTIVATION_SIGMOID, o.row_gate[o.first_row + x_0 + r]);
-            if (LINEAR_RESIDUAL) value += o.other[at];
-            if (LINEAR_UP) value = activation(LINEAR_ACTIVATION, value) * o.other[ulong(o.first_row + x_0 + r) * o.up_stride + column];
-            if (LINEAR_SOFTCAP) value = o.softcap * hyperbolic_tangent(value / o.softcap);
-            o.y[at] = value;
-        }
+    const ushort columns = LINEAR_GATE ? 16 : 32, c = lane % columns;
+    for (uint r = lane / columns; r < 8; r += 32 / columns) {
+        const float rise = LINEAR_GATE ? strip[r * stride + 16 + c] : 0.0f;
+        write_product(o, x_0 + r, o.first + sg % 2 * columns + c, strip[r * stride + c], rise);
     }
 }
 
 #include "linear/tensor.h"
+
+#ifdef WITH_TENSORS
+// Writes what linear/tensor.h multiplied.
+struct TensorOutput {
+    GemmOutput o;
+    void write(uint row, uint column, float first, float last) const {
+        write_product(o, row, o.first + column, first, last);
+        if (!LINEAR_GATE) write_product(o, row, o.first + 32 + column, last, 0.0f);
+    }
+};
+#endif
 
 template<class D, short BX>
 kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
@@ -245,15 +250,10 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
     output.first = first;
     output.softcap = a.softcap;
 
-#ifdef HAS_TENSORS
+#ifdef WITH_TENSORS
     if (LINEAR_TENSOR) {
-        threadgroup float * products = (threadgroup float *) tiles;
-        tensor_products<D, BX>(w_row, x_row, a.n_in, tile_w, tile_x, products, tid);
-        #pragma clang loop unroll(full)
-        for (short i = 0; i < BX / 16; i++) {
-            const uint x_0 = sg / 2 * (BX / 2) + 8 * i;
-            write_strip(output, products + x_0 * 64 + sg % 2 * 32, 64, x_0, sg, lane);
-        }
+        device float * rows = (device float *) x + ulong(first_x) * a.x_stride;
+        tensor_tile<D, BX>(w_row, RowsInPlace{rows, int(a.x_stride), int(n_rows)}, a.n_in, tile_w, TensorOutput{output}, tid);
         return;
     }
 #endif

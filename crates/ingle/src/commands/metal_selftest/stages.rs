@@ -62,8 +62,20 @@ mod here {
                 Some(Variant::Serial) => EncoderMode::Serial,
                 Some(_) | None => options.metal_encoder.mode(),
             };
-            let (tensors, any_family) = (options.tensors, options.compile_only);
-            Ok(TheGpu::new(&Options { cache, tensors, any_family, encoder })?)
+            let any_family = options.compile_only;
+            let open = |tensors| TheGpu::new(&Options { cache: cache.clone(), tensors, any_family, encoder });
+            // A compiler without tensors is what `compile-only` is to show.
+            let wanted = options.tensors && !options.compile_only;
+            let (gpu, refused) = match wanted {
+                true => device_metal::tensors::open(&open)?,
+                false => (open(options.tensors)?, None),
+            };
+            if let Some(error) = refused {
+                crate::tell::tell!(
+                    "--tensors has no effect, since the tensor units fail their probe: {error}"
+                );
+            }
+            Ok(gpu)
         }
         #[cfg(not(target_os = "macos"))]
         {
@@ -102,7 +114,7 @@ mod here {
             });
             let gpu = gpu(options, None)?;
             let profile = Profile::new(gpu.facts());
-            let profile = Profile { tensor: options.tensors, ..profile };
+            let profile = Profile { tensor: gpu.facts().has_tensors, ..profile };
             let profile = match &options.chip_profile {
                 None => profile,
                 Some(file) => {
