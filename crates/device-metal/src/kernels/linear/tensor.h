@@ -5,7 +5,7 @@
 // is off unless a profile enables it (WITH_TENSORS, an error if the compiler has no tensors). The
 // result of `ingle metal-selftest --tensors` on an M5 will decide.
 //
-// Tiles are those of linear/gemm.h without padding (rows of 32 operands). The four simdgroups of
+// Tiles are those of linear/gemm.h in rows of 32 operands. The four simdgroups of
 // the threadgroup multiply them together. BX by 64 sums stay in a cooperative tensor, and are
 // stored to threadgroup memory at the end: 256 * BX bytes.
 #pragma once
@@ -14,10 +14,15 @@
 #if defined(__METAL_VERSION__) && __METAL_VERSION__ >= 400 && defined(__HAVE_TENSOR__)
 #define HAS_TENSORS
 #define GEMM_FOURS(BX, size) \
-    ((64 + BX) * TILE_STRIDE * (size) > 256 * BX ? (64 + BX) * TILE_STRIDE * (size) / 16 : 16 * BX)
+    ((64 + BX) * 32 * (size) > 256 * BX ? (64 + BX) * 2 * (size) : 16 * BX)
 
 #include <metal_tensor>
 #include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+
+// A tile in rows of 32 operands.
+struct RowTile {
+    static ushort at(ushort row, ushort column) { return row * 32 + column; }
+};
 
 // Multiplies a tile. `products` (BX, 64) overlaps the tiles.
 template<class D, short BX>
@@ -44,7 +49,7 @@ static inline void tensor_products(WeightRow w_row, device const float * x_row, 
     part.load(0, n_in, tid);
     for (uint k = 0; k < n_in; k += 32) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        part.store(tile_w, tile_x, 32, tid);
+        part.template store<RowTile>(tile_w, tile_x, tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (k + 32 < n_in) part.load(k + 32, n_in, tid);
         multiply.run(x, w, sums);
@@ -56,5 +61,5 @@ static inline void tensor_products(WeightRow w_row, device const float * x_row, 
 #elif defined(WITH_TENSORS)
 #error "WITH_TENSORS is set, but this compiler has no tensors: they need macOS 26 and Metal 4"
 #else
-#define GEMM_FOURS(BX, size) ((64 + BX) * TILE_STRIDE * (size) / 16)
+#define GEMM_FOURS(BX, size) ((64 + BX) * 2 * (size))
 #endif
