@@ -24,14 +24,16 @@ const MAX_ORDERED: usize = 1024;
 /// each lane.
 const MAX_ROUTED: usize = 32;
 
-/// Threads of the threadgroup of `expert_groups.metal`.
-const GROUP_THREADS: u32 = 1024;
+/// Threads of a threadgroup of `expert_groups.metal`, which has an expert for each SIMD-group.
+const GROUP_THREADS: u32 = 256;
 
 /// A product with the matrices of chosen experts.
 struct Experts {
     x: ValueId,
     /// Norm of each row of x, with few rows.
     norm: Option<Norm>,
+    /// True if a half holds all values of x.
+    bounded: bool,
     ids: ValueId,
     weight: WeightId,
     /// Up projection; `weight` is then its gate.
@@ -53,7 +55,7 @@ struct Dense {
 impl Experts {
     /// A product by itself.
     fn new(x: ValueId, ids: ValueId, weight: WeightId, out: ValueId) -> Experts {
-        Experts { x, norm: None, ids, weight, up: None, sum: None, beside: None, out }
+        Experts { x, norm: None, bounded: false, ids, weight, up: None, sum: None, beside: None, out }
     }
 }
 
@@ -73,13 +75,13 @@ impl<G: MetalGpu> Draft<'_, G> {
     pub(super) fn expert_unit(&mut self, unit: &Unit) -> Result<()> {
         match *unit {
             Unit::ExpertGateUp { mut x, norm, ids, gate, up, kind, ref beside, out } => {
-                let mut norm_of = norm.map(|(norm, _)| norm);
+                let (mut norm_of, mut bounded) = (norm.map(|(norm, _)| norm), false);
                 if let (true, Some((norm, out))) = (self.is_by_tiles(ids, gate), norm) {
                     self.norm_once(x, norm, out)?;
-                    (x, norm_of) = (out, None);
+                    (x, norm_of, bounded) = (out, None, self.half_holds(norm, out));
                 }
                 let up = Some((up, kind));
-                let product = Experts { norm: norm_of, up, ..Experts::new(x, ids, gate, out) };
+                let product = Experts { norm: norm_of, bounded, up, ..Experts::new(x, ids, gate, out) };
                 match beside {
                     Some(dense) if self.is_one_row(x) => {
                         let weights = dense.matrices.iter().map(|m| m.weight).collect();
@@ -160,8 +162,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         (self.compiler.scratch_place(part), self.compiler.scratch.0[part])
     }
 
-    /// Choose experts; and, where the products that follow go by tiles, bring the pairs into the
-    /// order of the experts.
+    /// Choose experts.
     pub(super) fn route(&mut self, op: &Op) -> Result<()> {
         let Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights } = op else {
             return Ok(());
@@ -177,13 +178,6 @@ impl<G: MetalGpu> Draft<'_, G> {
             let what = format!("a router with {} groups of experts", of_groups.n);
             return Err(c.unsupported(what, "this device has at most 32; use --device cpu"));
         }
-        let ordered = self.rest.iter().any(|l| {
-            l.unit.experts().is_some_and(|(of, weight)| {
-                of == *ids
-                    && c.plan.weight(weight).parts.len() == c.cols(*x)
-                    && self.is_by_tiles(*ids, weight)
-            })
-        });
         let args = RouteArguments {
             per_token: per_token(c.rows(*x)),
             n_experts: c.cols(*x) as u32,
@@ -194,32 +188,20 @@ impl<G: MetalGpu> Draft<'_, G> {
             n_best: of_groups.n_best as u32,
             reserved: 0,
         };
-        let routed = |call: Call| {
-            call.bool(constant::NORMALISE, *normalise)
-                .bool(constant::HAS_WEIGHT, scales.is_some())
-                .bool(constant::SIGMOID, *scores == RouterScores::Sigmoid)
-                .bool(constant::HAS_BIAS, bias.is_some())
-                .bool(constant::GROUPS, groups.is_some())
-                .read(2, self.value(*x))
-                .write(3, self.value(*ids))
-                .write(4, self.value(*weights))
-        };
-        let call = match ordered {
-            true => routed(self.groups(&args)).bool(constant::ROUTES, true),
-            false => routed(self.step_call("route.metal", &args)).grid([each(c.rows(*x)), ONE, ONE], 32),
-        };
-        if ordered {
-            self.ordered = Some(*ids);
-        }
-        self.push(call.bind(5, c.weight_or_any(*scales)?).bind(6, c.weight_or_any(*bias)?))
-    }
-
-    /// The dispatch that sorts the pairs of a step by expert, without its inputs.
-    fn groups(&self, args: &RouteArguments) -> Call {
-        self.step_call("expert_groups.metal", args)
-            .write(23, self.scratch(ORDER))
-            .write(24, self.scratch(TILES))
-            .flexible([ONE; 3], GROUP_THREADS)
+        let call = self
+            .step_call("route.metal", &args)
+            .bool(constant::NORMALISE, *normalise)
+            .bool(constant::HAS_WEIGHT, scales.is_some())
+            .bool(constant::SIGMOID, *scores == RouterScores::Sigmoid)
+            .bool(constant::HAS_BIAS, bias.is_some())
+            .bool(constant::GROUPS, groups.is_some())
+            .read(2, self.value(*x))
+            .write(3, self.value(*ids))
+            .write(4, self.value(*weights))
+            .bind(5, c.weight_or_any(*scales)?)
+            .bind(6, c.weight_or_any(*bias)?)
+            .grid([each(c.rows(*x)), ONE, ONE], 32);
+        self.push(call)
     }
 
     /// Bring the pairs of a step into the order of their experts, unless they are.
@@ -231,18 +213,13 @@ impl<G: MetalGpu> Draft<'_, G> {
         let (per_token, k) = (per_token(c.rows(ids)), c.cols(ids) as u32);
         let n_experts = n_experts as u32;
         let args = RouteArguments { per_token, n_experts, k, ..Default::default() };
-        let mut call = self
-            .groups(&args)
-            .bool(constant::ROUTES, false)
-            .bool(constant::NORMALISE, false)
-            .bool(constant::HAS_WEIGHT, false)
-            .bool(constant::SIGMOID, false)
-            .bool(constant::HAS_BIAS, false)
-            .bool(constant::GROUPS, false)
-            .read(3, self.value(ids));
-        for index in [2, 4, 5, 6] {
-            call = call.bind(index, c.anything());
-        }
+        let groups = Extent::Fixed(n_experts.div_ceil(GROUP_THREADS / 32));
+        let call = self
+            .step_call("expert_groups.metal", &args)
+            .read(3, self.value(ids))
+            .write(23, self.scratch(ORDER))
+            .write(24, self.scratch(TILES))
+            .flexible([groups, ONE, ONE], GROUP_THREADS);
         self.push(call)?;
         self.ordered = Some(ids);
         Ok(())
@@ -348,6 +325,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         let mut call = match tiles {
             true => Call::new(kernel("gemm")?, &args)
                 .bool(linear::TENSOR, c.profile.tensor)
+                .bool(linear::BOUNDED, e.bounded)
                 .read(23, self.scratch(ORDER))
                 .read(24, self.scratch(TILES))
                 .grid(

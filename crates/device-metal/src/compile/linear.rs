@@ -42,6 +42,8 @@ struct Product<'a> {
     softcap: Option<(f32, ValueId)>,
     /// True if each threadgroup also writes its largest product.
     bests: bool,
+    /// True if a half holds all values of x. For tiles.
+    bounded: bool,
     /// The join that computes the row x.
     join: Option<Join>,
     /// Steps in which the product runs.
@@ -62,6 +64,7 @@ impl<'a> Product<'a> {
             row_gate: None,
             softcap: None,
             bests: false,
+            bounded: false,
             join: None,
             when: When::Always,
         }
@@ -113,10 +116,10 @@ impl<G: MetalGpu> Draft<'_, G> {
             None => When::Always,
         };
         let mut x = p.x;
-        let mut norm = p.norm.map(|(norm, _)| norm);
+        let (mut norm, mut bounded) = (p.norm.map(|(norm, _)| norm), false);
         if let (Schedule::Gemm(_), Some((norm_of, out))) = (schedule, p.norm) {
             self.norm_once(p.x, norm_of, out)?;
-            (x, norm) = (out, None);
+            (x, norm, bounded) = (out, None, self.half_holds(norm_of, out));
         }
         let (parts, mixed) = (self.parts_of(p), self.mixed(p));
         let together = p.matrices.windows(2).all(|pair| self.kind(&pair[0]) == self.kind(&pair[1]));
@@ -140,8 +143,18 @@ impl<G: MetalGpu> Draft<'_, G> {
         };
         for matrices in parts {
             let mixed = mixed.clone();
-            let product =
-                Product { norm, mixed, gate, add, softcap, bests, join, when, ..Product::new(x, matrices) };
+            let product = Product {
+                norm,
+                mixed,
+                gate,
+                add,
+                softcap,
+                bests,
+                bounded,
+                join,
+                when,
+                ..Product::new(x, matrices)
+            };
             self.product(schedule, &product)?;
         }
         match p.tail {
@@ -251,7 +264,8 @@ impl<G: MetalGpu> Draft<'_, G> {
             }
             Schedule::Gemm(n) => Call::new(kernel(format!("gemm_{n}"))?, &args)
                 .bool(linear::TENSOR, c.profile.tensor)
-                .grid([Extent::Fixed(n_units(GEMM_ROWS) as u32), tiles(n), ONE], GEMM_THREADS),
+                .bool(linear::BOUNDED, product.bounded)
+                .grid([tiles(n), Extent::Fixed(n_units(GEMM_ROWS) as u32), ONE], GEMM_THREADS),
         };
         let kind = product.gate.map(|(kind, _)| kind).or(product.given_up.map(|by| by.kind));
         let has_bias = product.matrices.iter().any(|m| m.bias.is_some());

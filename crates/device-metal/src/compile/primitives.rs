@@ -84,6 +84,19 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.rms_norm(x, norm, self.compiler.cols(x), out)
     }
 
+    /// Returns true if a half holds every output of a norm: no column is more than sqrt(columns)
+    /// times its weight.
+    pub(super) fn half_holds(&self, norm: Norm, out: ValueId) -> bool {
+        let c = self.compiler;
+        let most = norm.weight.map_or(1.0, |id| {
+            let weight = c.plan.weight(id);
+            let mut values = vec![0.0; weight.n_cols()];
+            weight.decode_rows(0..1, &mut values);
+            values.iter().fold(0.0f32, |most, value| most.max(value.abs()))
+        });
+        most * (c.cols(out) as f32).sqrt() < 65_000.0
+    }
+
     /// The error of an Op that no unit should have left as it is.
     pub(super) fn not_lowered(&self, op: &Op) -> Error {
         Error::Failed { device: G::NAME, reason: format!("{} was not lowered", op.kind()) }

@@ -6,7 +6,7 @@
 //            3 codes, 6 scales, 9 offsets of the table
 //            16 out (n, n_cols) f32    20 Step
 //            Alignments and unused buffers as in linear/gemv.h.
-//   threads  any multiple of 32; a thread computes 16 columns at a time
+//   threads  any multiple of 32; a thread computes a span of 16 columns at a time (linear/block.h)
 //   grid     (ceil(n_cols / 16 / threads), n, 1), n the tokens of the step; fewer threadgroups in x
 //            also work
 //   constants LINEAR_SCALAR for floats and integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC for
@@ -44,8 +44,16 @@ kernel void embed(constant EmbedArguments & a [[buffer(0)]],
     w.levels = levels;
     const uint n_threads = 32 * n_sg;
     out += ulong(place.y) * a.n_cols;
-    for (uint i = place.x * n_threads + tid; 16 * i < a.n_cols; i += n_places.x * n_threads) {
-        const Values values = D::decode(w, i, a.n_cols);
-        for (uint j = 0; j < 16 && 16 * i + j < a.n_cols; j++) out[16 * i + j] = a.scale * values.v[j / 4][j % 4];
+    for (uint span = place.x * n_threads + tid; span < D::n_spans(a.n_cols); span += n_places.x * n_threads) {
+        const Codes<D::GROUPS> codes = D::load(w, span, a.n_cols);
+        #pragma clang loop unroll(full)
+        for (short j = 0; j < 4; j++) {
+            const short group = j * D::GROUPS / 4;
+            const uint column = D::column(span, j);
+            const float4 values = fma(codes.q[j] * D::factor(), float4(codes.scale[group]), float4(codes.offset[group]));
+            for (short i = 0; i < 4; i++) {
+                if (column + i < a.n_cols) out[column + i] = a.scale * values[i];
+            }
+        }
     }
 }

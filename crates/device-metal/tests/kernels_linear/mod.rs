@@ -37,30 +37,7 @@ const EXPERTS_SUM: u16 = 15;
 const BESIDE: u16 = 16;
 const UP: u16 = 17;
 const ROW_GATE: u16 = 18;
-// Function constant of expert_groups, as constants.h numbers it.
-const ROUTES: u16 = ingle_device_metal::kernels::constant::ROUTES;
-
-/// Arguments of route and expert_groups.
-#[derive(Clone, Copy, Default)]
-struct Routing {
-    normalise: bool,
-    scales: bool,
-    sigmoid: bool,
-    bias: bool,
-    groups: bool,
-}
-
-impl Routing {
-    fn bind(self, launch: Launch) -> Launch {
-        use ingle_device_metal::kernels::constant::{GROUPS, HAS_BIAS, HAS_WEIGHT, NORMALISE, SIGMOID};
-        launch
-            .flag(NORMALISE, self.normalise)
-            .flag(HAS_WEIGHT, self.scales)
-            .flag(SIGMOID, self.sigmoid)
-            .flag(HAS_BIAS, self.bias)
-            .flag(GROUPS, self.groups)
-    }
-}
+const BOUNDED: u16 = 29;
 
 // Function constants of join.h.
 const JOIN_WEIGHT: u16 = 20;
@@ -120,7 +97,9 @@ fn types() -> Vec<(&'static str, &'static str, BlockType, usize)> {
 /// A launch with the constants of a type, and every flag off.
 fn launch(file: &'static str, function: String, block: BlockType, n_in: usize) -> Launch {
     let mut launch = Launch::new(file, function);
-    for flag in [NORM, BIAS, RESIDUAL, GATE, ARGMAX, SOFTCAP, OWN_INPUT, EXPERTS_SUM, BESIDE, UP, ROW_GATE] {
+    for flag in
+        [NORM, BIAS, RESIDUAL, GATE, ARGMAX, SOFTCAP, OWN_INPUT, EXPERTS_SUM, BESIDE, UP, ROW_GATE, BOUNDED]
+    {
         launch = launch.flag(flag, false);
     }
     let affine = match block {
@@ -259,7 +238,7 @@ fn gemm(file: &'static str, name: &str, bx: usize, n_rows: usize, x: &[f32], w: 
         .floats(1, x)
         .output(16, n_rows * n_out)
         .words(20, &step(n_rows, 0, 1, 0, 0))
-        .grid([n_out.div_ceil(64), n_rows.div_ceil(bx), 1], 128);
+        .grid([n_rows.div_ceil(bx), n_out.div_ceil(64), 1], 128);
     bind(launch, 0, w)
 }
 

@@ -84,9 +84,7 @@ fn sanitizers_find_nothing_where_threadgroup_memory_is_shared() {
             .sanitize(sanitizer, &source);
         let x_norm = normalised(&x[..2 * n_in], &[1.0; 64]);
         check(name, &out.floats(16), &products(&x_norm, n_in, &w), F32_BOUND);
-        let groups = Routing::default()
-            .bind(Launch::new("expert_groups.metal", "expert_groups"))
-            .flag(ROUTES, false)
+        let groups = Launch::new("expert_groups.metal", "expert_groups")
             .arguments(&[1, 3, 2, 1f32.to_bits(), 0, 0, 0, 0])
             .words(1, &step(3, 0, 1, 0, 0))
             .words(3, &ids)

@@ -23,7 +23,7 @@ fn gate_and_up_with_every_activation() {
             for (function, grid, threads, bound) in [
                 ("gemv_1", [18, 2, 1], 32, F32_BOUND),
                 ("gemv_2", [9, 1, 1], 64, F32_BOUND),
-                ("gemm_32", [2, 1, 1], 128, HALF_BOUND),
+                ("gemm_32", [1, 2, 1], 128, HALF_BOUND),
             ] {
                 let launch = launch(file, format!("linear_{name}_{function}"), block, n_in)
                     .flag(GATE, true)
@@ -182,7 +182,7 @@ fn residual_softcap_and_the_largest_output() {
             .map(|((v, s), r)| (v + f64::from(*r), s + f64::from(r.abs())))
             .collect();
         for (function, grid, threads, bound) in
-            [("gemv_2", [9, 2, 1], 64, F32_BOUND), ("gemm_64", [2, 1, 1], 128, HALF_BOUND)]
+            [("gemv_2", [9, 2, 1], 64, F32_BOUND), ("gemm_64", [1, 2, 1], 128, HALF_BOUND)]
         {
             let launch = launch(file, format!("linear_{name}_{function}"), block, n_in)
                 .flag(RESIDUAL, true)

@@ -62,7 +62,7 @@ struct ExpertArguments {
     uint beside_n_out;       // rows of the dense weight
 };
 
-// Up to 32 pairs of one expert (expert_groups.metal, expert_linear.h): 16 bytes.
+// Up to 64 pairs of one expert (expert_groups.metal, expert_linear.h): 16 bytes.
 struct ExpertTile {
     uint expert;  // index of the expert
     uint first;   // index into `order` of the first pair

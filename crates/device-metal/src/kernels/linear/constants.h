@@ -45,5 +45,7 @@ constant bool EXPERTS_BESIDE [[function_constant(16)]];
 constant bool LINEAR_UP [[function_constant(17)]];
 // Each row has a gate: out = residual + sigmoid(row_gate) * product. With LINEAR_RESIDUAL.
 constant bool LINEAR_ROW_GATE [[function_constant(18)]];
+// GEMM only, also of experts: no value of x exceeds the range of a half.
+constant bool LINEAR_BOUNDED [[function_constant(29)]];
 // Tiles are multiplied on the tensor units of Metal 4 (linear/tensor.h).
 constant bool LINEAR_TENSOR [[function_constant(14)]];

@@ -12,12 +12,12 @@
 //            20 Step              21 row_gate (n_rows), LINEAR_ROW_GATE
 //            Alignments and unused buffers as in linear/gemv.h.
 //   threads  128
-//   grid     (T, ceil(n_rows / BX), 1), T = sum over weights of ceil(n_out_i / 64); with
-//            LINEAR_GATE T = ceil(n_out_0 / 32)
+//   grid     (ceil(n_rows / BX), T, 1), T = sum over weights of ceil(n_out_i / 64); with
+//            LINEAR_GATE T = ceil(n_out_0 / 32). Neighbours read the same weights.
 //   constants LINEAR_BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION, _WEIGHTS, _SOFTCAP,
-//            _TENSOR; LINEAR_SCALAR for floats and integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC
-//            for affine types
-//   threadgroup memory  none to be set; a tile takes 80 (BX + 64) bytes, twice that for types with
+//            _BOUNDED, _TENSOR; LINEAR_SCALAR for floats and integer rows; AFFINE_GROUP, _SCALE,
+//            _SYMMETRIC for affine types
+//   threadgroup memory  none to be set; a tile takes 64 (BX + 64) bytes, twice that for types with
 //            float operands
 //   reads    a weight's tile once for BX rows of x, nothing after the end of a row
 //
@@ -25,7 +25,7 @@
 // (F32, BF16, integer rows); sums are floats. Four simdgroups, two by two, compute BX / 2 rows of x
 // times 32 rows of W each: 2 or 4 by 4 matrices of 8 x 8. A tile has 32 columns. The next 32 are
 // loaded while the matrices of the current ones are multiplied, and decoded when they are stored.
-// Rows of a tile are 40 operands apart, so that the eight rows of a matrix are in different banks.
+// The 64 operands of a matrix are neighbours in a tile, so that a load of it meets each bank once.
 // An expert rarely fills its tile. Two simdgroups whose rows of x are all absent still load and
 // store their part of the tiles, but multiply nothing.
 //
@@ -45,15 +45,21 @@ using namespace metal;
 #include "linear/parameters.h"
 #include "step.h"
 
-// Operands between the starts of two rows of a tile.
-#define TILE_STRIDE 40
-
 template<class T> struct OperandVector;
 template<> struct OperandVector<float> {
     static float4 of(float4 v) { return v; }
+    static float4 of_x(float4 v) { return v; }
 };
 template<> struct OperandVector<half> {
+    static half4 of(half4 v) { return v; }
     static half4 of(float4 v) { return half4(clamp(v, float4(-65504.0f), float4(65504.0f))); }
+    static half4 of_x(float4 v) { return LINEAR_BOUNDED ? half4(v) : of(v); }
+};
+
+// A tile in matrices of 8 x 8, four for each 8 rows.
+struct MatrixTile {
+    // Index of an operand.
+    static ushort at(ushort row, ushort column) { return (row / 8 * 4 + column / 8) * 64 + row % 8 * 8 + column % 8; }
 };
 
 // A thread's part of 32 columns of a tile: 16 columns of row tid / 2 of the weights, and BX / 4
@@ -74,18 +80,20 @@ template<class D, short BX> struct TilePart {
         for (short j = 0; j < BX / 16; j++) x[j] = load_x<D>(x_row, x_column + 4 * j, n_in);
     }
 
-    // Stores the part to the tiles, whose rows are `stride` operands apart.
-    void store(threadgroup typename D::Operand * tile_w, threadgroup typename D::Operand * tile_x, ushort stride,
-               ushort tid) const {
+    // Stores the part to the tiles.
+    void store(threadgroup typename D::Operand * tile_w, threadgroup typename D::Operand * tile_x, ushort tid) const {
         typedef typename D::Operand T;
         typedef vec<T, 4> T4;
-        threadgroup T * to_w = tile_w + tid / 2 * stride + tid % 2 * 16;
-        threadgroup T * to_x = tile_x + tid / (128 / BX) * stride + tid % (128 / BX) * (BX / 4);
-        const Values values = w.values(index);
+        const ushort w_column = tid % 2 * 16, x_row = tid / (128 / BX), x_column = tid % (128 / BX) * (BX / 4);
+        const auto values = w.values(index);
         #pragma clang loop unroll(full)
-        for (short j = 0; j < 4; j++) *(threadgroup T4 *) (to_w + 4 * j) = OperandVector<T>::of(values.v[j]);
+        for (short j = 0; j < 4; j++) {
+            *(threadgroup T4 *) (tile_w + MatrixTile::at(tid / 2, w_column + 4 * j)) = OperandVector<T>::of(values.v[j]);
+        }
         #pragma clang loop unroll(full)
-        for (short j = 0; j < BX / 16; j++) *(threadgroup T4 *) (to_x + 4 * j) = OperandVector<T>::of(x[j]);
+        for (short j = 0; j < BX / 16; j++) {
+            *(threadgroup T4 *) (tile_x + MatrixTile::at(x_row, x_column + 4 * j)) = OperandVector<T>::of_x(x[j]);
+        }
     }
 };
 
@@ -113,22 +121,22 @@ static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x
     const bool has_rows = uint(sg / 2 * (BX / 2)) < n_rows;
     for (uint k = 0; k < n_in; k += 32) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        part.store(tile_w, tile_x, TILE_STRIDE, tid);
+        part.store(tile_w, tile_x, tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (k + 32 < n_in) part.load(k + 32, n_in, tid);
         if (!has_rows) continue;
-        threadgroup const T * from_x = tile_x + sg / 2 * (BX / 2) * TILE_STRIDE;
-        threadgroup const T * from_w = tile_w + sg % 2 * 32 * TILE_STRIDE;
+        threadgroup const T * from_x = tile_x + MatrixTile::at(sg / 2 * (BX / 2), 0);
+        threadgroup const T * from_w = tile_w + MatrixTile::at(sg % 2 * 32, 0);
         #pragma clang loop unroll(full)
         for (short step = 0; step < 4; step++) {
             simdgroup_matrix<T, 8, 8> mx[BX / 16], mw[4];
             #pragma clang loop unroll(full)
             for (short i = 0; i < BX / 16; i++) {
-                simdgroup_load(mx[i], from_x + 8 * i * TILE_STRIDE + 8 * step, TILE_STRIDE, ulong2(0, 0), false);
+                simdgroup_load(mx[i], from_x + MatrixTile::at(8 * i, 8 * step), 8, ulong2(0, 0), false);
             }
             #pragma clang loop unroll(full)
             for (short j = 0; j < 4; j++) {
-                simdgroup_load(mw[j], from_w + 8 * j * TILE_STRIDE + 8 * step, TILE_STRIDE, ulong2(0, 0), true);
+                simdgroup_load(mw[j], from_w + MatrixTile::at(8 * j, 8 * step), 8, ulong2(0, 0), true);
             }
             simdgroup_barrier(mem_flags::mem_none);
             #pragma clang loop unroll(full)
@@ -215,18 +223,18 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
     threadgroup float levels[16];
     threadgroup float4 tiles[GEMM_FOURS(BX, sizeof(T))];
     threadgroup T * tile_w = (threadgroup T *) tiles;
-    threadgroup T * tile_x = tile_w + 64 * TILE_STRIDE;
+    threadgroup T * tile_x = tile_w + 64 * 32;
     if (D::LEVELS) {
         if (tid < 16) levels[tid] = D::level(tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 
-    const uint all_rows = rows_of(*step, a.per_token), first_x = place.y * BX;
+    const uint all_rows = rows_of(*step, a.per_token), first_x = place.x * BX;
     if (first_x >= all_rows) return;
     const uint n_rows = min(all_rows - first_x, uint(BX));
 
     const BoundWeights weights = PRODUCT_WEIGHTS;
-    const Target w = target_of(weights, a, place.x, 64);
+    const Target w = target_of(weights, a, place.y, 64);
     const uint n_out = w.n_out;
     const uint first = w.unit * (LINEAR_GATE ? 32 : 64);
 

@@ -16,11 +16,12 @@
 #ifdef WITH_TENSORS
 // Columns that are multiplied at a time.
 #define TENSOR_COLUMNS 64
-// Float4s of threadgroup memory that linear_gemm and expert_gemm need, for tiles of operands of
-// `size` bytes.
-#define GEMM_FOURS(BX, size) \
-    (((64 + BX) * TILE_STRIDE > 64 * TENSOR_COLUMNS ? (64 + BX) * TILE_STRIDE : 64 * TENSOR_COLUMNS) * (size) / 16)
-#define EXPERT_FOURS(BX, size) ((64 + BX) * TENSOR_COLUMNS * (size) / 16)
+// Float4s of threadgroup memory that linear_gemm needs, for tiles of operands of `size` bytes.
+#define GEMM_FOURS(BX, size) (((64 + BX) * 32 > 64 * TENSOR_COLUMNS ? (64 + BX) * 32 : 64 * TENSOR_COLUMNS) * (size) / 16)
+// Pairs that expert_gemm stages at once: 64 rows of floats do not fit beside the weights.
+#define EXPERT_STAGED(size) ((size) == 4 ? 32 : 64)
+// Float4s of threadgroup memory that expert_gemm needs.
+#define EXPERT_FOURS(size) ((64 + EXPERT_STAGED(size)) * TENSOR_COLUMNS * (size) / 16)
 
 // Rows of x in device memory.
 struct RowsInPlace {
@@ -53,7 +54,7 @@ template<class D, short BX> struct StagedRows {
         threadgroup vec<T, 4> * to =
             (threadgroup vec<T, 4> *) (staged + tid / (128 / BX) * TENSOR_COLUMNS + tid % (128 / BX) * (BX / 2));
         #pragma clang loop unroll(full)
-        for (short j = 0; j < BX / 8; j++) to[j] = OperandVector<T>::of(held[j]);
+        for (short j = 0; j < BX / 8; j++) to[j] = OperandVector<T>::of_x(held[j]);
     }
     Tile tile(uint, int n) const { return Tile(staged, dextents<int, 2>(n, BX), array<int, 2>({1, TENSOR_COLUMNS})); }
 };
@@ -78,7 +79,7 @@ template<class D> struct WeightPart {
         for (short i = 0; i < 2; i++) {
             const uint index = k / 16 + tid % 2 * 2 + i;
             if (16 * index >= n_in) continue;
-            const Values values = held[i].values(index);
+            const auto values = held[i].values(index);
             #pragma clang loop unroll(full)
             for (short j = 0; j < 4; j++) to[4 * i + j] = OperandVector<T>::of(values.v[j]);
         }
@@ -126,6 +127,6 @@ static inline void tensor_tile(WeightRow w_row, Rows rows, uint n_in, threadgrou
     }
 }
 #else
-#define GEMM_FOURS(BX, size) ((64 + BX) * TILE_STRIDE * (size) / 16)
-#define EXPERT_FOURS(BX, size) GEMM_FOURS(BX, size)
+#define GEMM_FOURS(BX, size) ((64 + BX) * 2 * (size))
+#define EXPERT_FOURS(size) GEMM_FOURS(64, size)
 #endif
