@@ -32,6 +32,7 @@ mod layout;
 mod peaks;
 mod profile;
 pub mod selftest;
+mod turns;
 mod weights;
 
 pub use device_impl::MetalDevice;
