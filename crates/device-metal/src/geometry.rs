@@ -3,7 +3,8 @@
 
 use crate::arguments::ExpertTile;
 
-/// Rows of a weight that a SIMD-group of a GEMV makes.
+/// Rows of a weight that a SIMD-group of a GEMV makes, unless a profile takes more for one row of x
+/// ([`crate::Profile::weight_rows`]).
 pub const GEMV_ROWS: usize = 4;
 
 /// Rows of a weight that a tile has.

@@ -33,6 +33,7 @@ mod peaks;
 mod profile;
 pub mod selftest;
 pub mod tensors;
+mod turns;
 mod weights;
 
 pub use device_impl::MetalDevice;

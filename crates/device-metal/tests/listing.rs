@@ -113,6 +113,7 @@ const METAL_ONLY: &[&str] = &[
     "scan",
     "scan_chunks",
     "step",
+    "turns",
     "linear/arguments",
     "linear/block",
     "linear/constants",

@@ -133,6 +133,8 @@ pub(super) struct Draft<'a, G: MetalGpu> {
     pub(super) normed: Vec<ValueId>,
     /// Products of experts that the next sum weighs and adds: the products, and their weights.
     pub(super) expert_parts: Option<(ValueId, ValueId)>,
+    /// True if a dispatch writes the cosines and sines of the step's positions.
+    pub(super) has_turns: bool,
     pub(super) compiler: &'a Compiler<'a, G>,
 }
 

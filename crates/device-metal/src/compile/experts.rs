@@ -5,7 +5,7 @@
 
 use super::call::{Call, ONE, each, per_token};
 use super::draft::Draft;
-use super::products::{NORM_AT, OTHER_AT, OUTPUTS_AT, SHARED, STEP_AT, X_AT, type_constants};
+use super::products::{NORM_AT, OTHER_AT, OUTPUTS_AT, SHARED, STEP_AT, X_AT};
 use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments, RouteArguments};
 use crate::geometry::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, TILE_PAIRS};
 use crate::gpu::{Fewer, MetalGpu};
@@ -320,7 +320,15 @@ impl<G: MetalGpu> Draft<'_, G> {
         let kernel = |what: &str| -> Result<Kernel> {
             Ok(Kernel { file: self.linear_file(block)?, function: format!("expert_linear_{name}_{what}") })
         };
-        let (rows_of_unit, halves) = (if tiles { GEMM_ROWS } else { GEMV_ROWS }, e.up.map_or(1, |_| 2));
+        let halves = e.up.map_or(1, |_| 2);
+        let rows_of_unit = match (tiles, e.norm) {
+            (true, _) => GEMM_ROWS,
+            // The norm doubles the loads that rows of weights share.
+            (false, Some(_)) => c.profile.weight_rows(k * halves * n_out),
+            (false, None) => GEMV_ROWS,
+        };
+        let gemv =
+            if rows_of_unit == GEMV_ROWS { "gemv".to_owned() } else { format!("gemv_x{rows_of_unit}") };
         let n_units = n_out.div_ceil(rows_of_unit / halves);
         let mut call = match tiles {
             true => Call::new(kernel("gemm")?, &args)
@@ -341,7 +349,7 @@ impl<G: MetalGpu> Draft<'_, G> {
                     ],
                     GEMM_THREADS,
                 ),
-            false => self.pairs(e, kernel("gemv")?, args, (n_units, rows_of_unit / halves))?,
+            false => self.pairs(e, kernel(&gemv)?, args, (n_units, rows_of_unit / halves))?,
         };
         let (buffer_0, places_0) = self.stack(e.weight)?;
         let (buffer_1, places_1) = match e.up {
@@ -360,7 +368,9 @@ impl<G: MetalGpu> Draft<'_, G> {
             .read(X_AT, self.value(e.x))
             .write(OUTPUTS_AT, self.value(e.out))
             .fill(SHARED, c.anything());
-        call.constants.extend(type_constants(block, n_in));
+        let others = e.up.iter().map(|(up, _)| up).chain(e.beside.iter().flat_map(|dense| &dense.weights));
+        let weights = Vec::from_iter(std::iter::once(weight).chain(others.map(|id| c.plan.weight(*id))));
+        call.constants.extend(self.type_constants(&weights)?);
         let bytes = |id: WeightId| {
             c.plan.weight(id).parts.iter().take(k).map(device::WeightPart::n_bytes).sum::<u64>()
         };

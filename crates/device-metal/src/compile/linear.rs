@@ -10,7 +10,7 @@ use super::draft::{Draft, Schedule};
 use super::join::join_name;
 use super::products::{
     BIASES_AT, CODES_AT, NORM_AT, OFFSETS_AT, OTHER_AT, OUTPUTS_AT, PARTIALS_AT, SCALES_AT, SHARED, STEP_AT,
-    X_AT, type_constants,
+    X_AT,
 };
 use crate::arguments::{EmbedArguments, JoinedArguments, LinearArguments};
 use crate::geometry::{BEST_BYTES, GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, SPAN_COLUMNS};
@@ -240,7 +240,13 @@ impl<G: MetalGpu> Draft<'_, G> {
             Ok(Kernel { file: self.linear_file(block)?, function: format!("linear_{name}_{what}") })
         };
         let tiles = |divisor: u32| Extent::PerRow { rows, multiple: 1, divisor };
-        let n_blocks = n_units(GEMV_ROWS);
+        let weight_rows = match (schedule, &product.join) {
+            (Schedule::Gemv(1), None) => {
+                c.profile.weight_rows(product.matrices.iter().map(|m| c.plan.weight(m.weight).n_rows()).sum())
+            }
+            (Schedule::Gemv(_) | Schedule::Gemm(_), _) => GEMV_ROWS,
+        };
+        let n_blocks = n_units(weight_rows);
         let (simdgroups, split) = c.profile.gemv_shape(n_blocks, n_in.div_ceil(SPAN_COLUMNS));
         let passes = if product.join.is_some() { c.profile.passes(n_blocks * split as usize) } else { 1 };
         let mut call = match schedule {
@@ -256,7 +262,7 @@ impl<G: MetalGpu> Draft<'_, G> {
                         let call = Call::new(kernel("joined".to_owned())?, &args).bool(linear::NORM, false);
                         self.bind_join(call, join, product.norm)?
                     }
-                    None => Call::new(kernel(format!("gemv_{n}"))?, &args)
+                    None => Call::new(kernel(gemv_name(n, weight_rows))?, &args)
                         .bool(linear::NORM, product.norm.is_some())
                         .bind(NORM_AT, c.weight_or_any(product.norm.and_then(|norm| norm.weight))?),
                 };
@@ -288,7 +294,8 @@ impl<G: MetalGpu> Draft<'_, G> {
                 call.read_or_any(OTHER_AT, other, c.anything()).read_or_any(21, row_gate, c.anything())
             }
         };
-        call.constants.extend(type_constants(block, n_in));
+        let weights: Vec<&Weight> = product.matrices.iter().map(|m| c.plan.weight(m.weight)).collect();
+        call.constants.extend(self.type_constants(&weights)?);
         for (index, matrix) in (0..).zip(product.matrices) {
             call = self.bind_planes(call, index, c.plan.weight(matrix.weight))?;
             if let Some(bias) = matrix.bias {
@@ -361,21 +368,27 @@ impl<G: MetalGpu> Draft<'_, G> {
         let c = self.compiler;
         let weight = c.plan.weight(table);
         let (block, n_cols) = (weight.block, weight.n_cols());
+        let turns = self.new_turns();
         let args = EmbedArguments {
             n_cols: n_cols as u32,
             row_bytes: weight.row_bytes() as u32,
             scale_bytes: block.row_scale_bytes(n_cols) as u32,
             scale,
+            n_turns: turns.as_ref().map_or(0, |turns| turns.n_pairs as u32),
+            ..Default::default()
         };
         let name = kernels::type_name(block);
         let kernel = Kernel { file: self.linear_file(block)?, function: format!("embed_{name}") };
         let call = Call::new(kernel, &args)
             .bind(1, c.step_place(chosen_by))
             .bind(CHOSEN_AT, c.chosen_tokens())
+            .bind(4, c.step_place(c.step.positions))
+            .bind(5, turns.as_ref().map_or(c.anything(), |turns| turns.pairs))
             .bind(STEP_AT, c.step_place(0))
-            .write(16, self.value(out));
+            .write(16, self.value(out))
+            .write_or_any(17, turns.map(|turns| turns.tables), c.anything());
         let mut call = self.bind_planes(call, 0, weight)?;
-        call.constants = type_constants(block, n_cols);
+        call.constants = self.type_constants(&[weight])?;
         call.weight_bytes = weight.n_bytes_of_row() as u64;
         let groups = n_cols.div_ceil(16 * EMBED_THREADS as usize) as u32;
         self.push(call.grid([Extent::Fixed(groups), each(RowCount::Tokens), ONE], EMBED_THREADS))
@@ -397,6 +410,11 @@ fn fewer_threads(split: u32, bests: bool) -> Fewer {
 
 /// Threads of a threadgroup of an embedding.
 const EMBED_THREADS: u32 = 64;
+
+/// The end of the name of a GEMV's function.
+fn gemv_name(n: u32, weight_rows: usize) -> String {
+    if weight_rows == GEMV_ROWS { format!("gemv_{n}") } else { format!("gemv_{n}x{weight_rows}") }
+}
 
 fn product_name(product: &Product, name: &str, schedule: Schedule) -> String {
     let norm = match (&product.join, product.norm) {

@@ -7,7 +7,7 @@
 
 use super::call::{Call, ONE, each};
 use super::draft::{AttentionParts, Draft};
-use super::products::{BIASES_AT, OTHER_AT, OUTPUTS_AT, SHARED, type_constants};
+use super::products::{BIASES_AT, OTHER_AT, OUTPUTS_AT, SHARED};
 use crate::arguments::{LinearArguments, MergedArguments};
 use crate::geometry::{GEMV_ROWS, MOST_ROW_COLUMNS, SPAN_COLUMNS};
 use crate::gpu::{Fewer, MetalGpu};
@@ -76,7 +76,7 @@ impl<G: MetalGpu> Draft<'_, G> {
             .read(22, parts.partials)
             .read(23, parts.totals);
         call = self.bind_planes(call, 0, weight)?;
-        call.constants.extend(type_constants(block, n_in));
+        call.constants.extend(self.type_constants(&[weight])?);
         call = match p.tail {
             Tail::Add { residual, out } => {
                 call.read(OTHER_AT, self.value(residual)).write(OUTPUTS_AT, self.value(out))

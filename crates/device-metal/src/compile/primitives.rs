@@ -126,20 +126,16 @@ impl<G: MetalGpu> Draft<'_, G> {
             }
             Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } => {
                 let n_heads = c.cols(*x) / head_dim;
-                let turn = TurnArguments {
-                    n_heads: n_heads as u32,
-                    n_dims: *n_dims as u32,
-                    scale: *scale,
-                    eps: 0.0,
-                };
+                let turn =
+                    TurnArguments { n_heads: n_heads as u32, n_dims: *n_dims as u32, ..Default::default() };
+                let turns = self.turns_of(*frequencies, *scale)?;
                 let args = RopeArguments { head_dim: *head_dim as u32, turn, ..Default::default() };
                 let call = self
                     .step_call("rope.metal", &args)
                     .uint(constant::ROPE, kernels::rope(Some(*style)))
                     .read(2, self.value(*x))
                     .write(3, self.value(*out))
-                    .bind(4, c.step_place(c.step.positions))
-                    .bind(5, c.weight(*frequencies)?);
+                    .read(4, turns);
                 self.push(call.elements(c.rows(*x), n_heads * head_dim.div_ceil(2)))
             }
             Op::Route { .. } => self.route(op),

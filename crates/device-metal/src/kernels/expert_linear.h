@@ -2,7 +2,8 @@
 // chose for each row.
 //
 // expert_linear_<type>_gemv: y[pair] = W[ids[pair]] x, for few rows. A pair is a row of x and one
-// of its k experts.
+// of its k experts. expert_linear_<type>_gemv_x8 takes R = 8 rows of a weight at a time, the other
+// R = 4.
 //
 //   buffers  0 ExpertArguments, and those of linear/parameters.h, with:
 //            1 x (n, n_in), or (n, k * n_in) with EXPERTS_OWN_INPUT
@@ -20,8 +21,8 @@
 //              expert's codes, then to its scales, then to its offsets; only types with planes have
 //              and read the last two
 //   threads  32 * S, S = 1 to 16 simdgroups
-//   grid     (ceil(B / S), n * k, 1), with EXPERTS_SUM (ceil(B / S), n, 1); B = ceil(n_out_0 / 4),
-//            with LINEAR_GATE ceil(n_out_0 / 2). With EXPERTS_BESIDE n is 1, and the grid has
+//   grid     (ceil(B / S), n * k, 1), with EXPERTS_SUM (ceil(B / S), n, 1); B = ceil(n_out_0 / R),
+//            with LINEAR_GATE ceil(n_out_0 / (R / 2)). With EXPERTS_BESIDE n is 1, and the grid has
 //            further rows of threadgroups for the dense weight's blocks
 //   constants LINEAR_NORM, _RESIDUAL, _GATE, _ACTIVATION, EXPERTS_OWN_INPUT, EXPERTS_SUM,
 //            EXPERTS_BESIDE; those of the type
@@ -93,7 +94,7 @@ static inline WeightRow expert_row(device const uchar * weights, ExpertPlaces pl
     return weight_row(weights + places.codes, weights + places.scales, weights + places.offsets, levels, a, row);
 }
 
-template<class D>
+template<class D, short R>
 kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
                         PRODUCT_BUFFERS,
                         device const Step * step [[buffer(20)]],
@@ -113,11 +114,11 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
     const bool beside = EXPERTS_BESIDE && place.y >= n_own;
     const uint n_out = beside ? all.beside_n_out : a.n_out_0;
     const uint group = place.x + (beside ? (place.y - n_own) * n_places.x : 0);
-    const uint first = (group * n_sg + sg) * (LINEAR_GATE ? 2 : 4);
+    const uint first = (group * n_sg + sg) * (LINEAR_GATE ? R / 2 : R);
     if ((place.y >= n_own && !beside) || first >= n_out) return;
 
-    Products<1> sums;
-    for (short j = 0; j < 4; j++) sums.sums[0][j] = 0.0f;
+    Products<1, R> sums;
+    for (short j = 0; j < R; j++) sums.sums[0][j] = 0.0f;
     sums.squares[0] = 0.0f;
     const bool adds = EXPERTS_SUM && !beside;
     const uint n_experts = adds ? k : 1, first_pair = beside ? 0 : place.y * n_experts;
@@ -136,10 +137,10 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
         if (EXPERTS_SUM) gate = places_of(my_gate, D::PLANES, of);
         const float weight = EXPERTS_SUM ? simd_shuffle(my_weight, ushort(of)) : 1.0f;
         if (j >= n_experts) continue;
-        WeightRow rows[4];
-        for (short i = 0; i < 4; i++) {
-            const uint row = min(first + (LINEAR_GATE ? i % 2 : i), n_out - 1);
-            const bool up = LINEAR_GATE && i >= 2;
+        WeightRow rows[R];
+        for (short i = 0; i < R; i++) {
+            const uint row = min(first + (LINEAR_GATE ? i % (R / 2) : i), n_out - 1);
+            const bool up = LINEAR_GATE && i >= R / 2;
             if (beside) {
                 rows[i].codes = (up ? codes_1 : codes_0) + ulong(row) * all.beside_row_bytes;
                 rows[i].scales = (up ? scales_1 : scales_0) + ulong(row) * all.beside_scale_bytes;
@@ -156,23 +157,23 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
         input.x = beside ? beside_x : x + ulong(x_row) * a.n_in;
         input.stride = 0;
         input.n_rows = 1;
-        Products<1> p = sums;
-        for (short i = 0; i < 4; i++) p.sums[0][i] = EXPERTS_SUM ? 0.0f : sums.sums[0][i];
-        add_span<D, 1>(p, rows, input, norm, n_in, span);
-        for (short i = 0; i < 4; i++) sums.sums[0][i] = EXPERTS_SUM ? fma(weight, p.sums[0][i], sums.sums[0][i]) : p.sums[0][i];
+        Products<1, R> p = sums;
+        for (short i = 0; i < R; i++) p.sums[0][i] = EXPERTS_SUM ? 0.0f : sums.sums[0][i];
+        add_span<D, 1, R>(p, rows, input, norm, n_in, span);
+        for (short i = 0; i < R; i++) sums.sums[0][i] = EXPERTS_SUM ? fma(weight, p.sums[0][i], sums.sums[0][i]) : p.sums[0][i];
         sums.squares[0] = p.squares[0];
     }
-    const LaneSums<1> s = lane_sums<1>(sums, lane);
+    const LaneSums s = lane_sums<1, R>(sums, lane);
 
-    const uint row = first + (LINEAR_GATE ? lane % 2 : lane);
+    const uint row = first + (LINEAR_GATE ? lane % (R / 2) : lane);
     float value = s.product;
-    // Lanes 0 to 3 have the squares, and only these lanes write.
+    // Lanes 0 to R - 1 have the squares, and only these lanes write.
     if (LINEAR_NORM) value *= rsqrt(s.squares / float(n_in) + a.eps);
     if (LINEAR_GATE) {
-        const float up = simd_shuffle_down(value, 2);
+        const float up = simd_shuffle_down(value, R / 2);
         value = activation(LINEAR_ACTIVATION, value) * up;
     }
-    if (lane >= (LINEAR_GATE ? 2 : 4) || row >= n_out) return;
+    if (lane >= (LINEAR_GATE ? R / 2 : R) || row >= n_out) return;
     if (beside) {
         y_1[row] = value;
         return;

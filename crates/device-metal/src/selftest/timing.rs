@@ -351,12 +351,13 @@ fn with<T: Copy>(profile: &Profile, values: &[T], set: fn(&mut Profile, T)) -> V
 }
 
 /// The fields that are searched, one after the other.
-const FIELDS: [Field; 14] = [
+const FIELDS: [Field; 15] = [
     ("gemv_simdgroups", Judge::Token, |p| {
         let n = p.gemv_simdgroups;
         with(p, &[n / 2, n * 2, n * 4], |p, n| p.gemv_simdgroups = n.max(1))
     }),
     ("gemv_threadgroup", Judge::Token, |p| with(p, &[1, 2, 4, 8], |p, n| p.gemv_threadgroup = n)),
+    ("weight_rows", Judge::Token, |p| with(p, &[4, 8], |p, n| p.weight_rows = n)),
     ("attention_simdgroups", Judge::Token, |p| with(p, &[2, 4, 8], |p, n| p.attention_simdgroups = n)),
     ("merged_simdgroups", Judge::Token, |p| with(p, &[4, 8, 16], |p, n| p.merged_simdgroups = n)),
     ("split_positions", Judge::Token, |p| with(p, &[256, 512, 1024, 2048], |p, n| p.split_positions = n)),

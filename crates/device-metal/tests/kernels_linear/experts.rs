@@ -97,9 +97,7 @@ fn a_dense_gate_beside_those_of_the_experts() {
         let (x, norm) = (normal(&mut rng, n_in), normal(&mut rng, n_in));
         let mut words = expert_arguments(block, n_in, n_out, n_experts, k);
         words[16..].copy_from_slice(&beside(&gate));
-        // 4 blocks of the experts' rows fill a threadgroup of 2 SIMD-groups twice, the dense ones'
-        // 14 seven times.
-        let launch = launch(file, format!("expert_linear_{name}_gemv"), block, n_in)
+        let launch = launch(file, String::new(), block, n_in)
             .flag(NORM, true)
             .flag(GATE, true)
             .flag(BESIDE, true)
@@ -115,16 +113,21 @@ fn a_dense_gate_beside_those_of_the_experts() {
             .output(16, k * n_out)
             .output(17, dense_out)
             .words(20, &step(1, 0, 1, 0, 0))
-            .words(21, &ids)
-            .grid([2, k + 4, 1], 64);
-        let outcome = bind_at(bind_at(launch, [3, 6, 9], &gate), [4, 7, 10], &up).run();
+            .words(21, &ids);
+        let launch = bind_at(bind_at(launch, [3, 6, 9], &gate), [4, 7, 10], &up);
         let x = normalised(&x, &norm);
         let opened =
             |gate: &Weight, up: &Weight| gated(1, &products(&x, n_in, gate), &products(&x, n_in, up));
-        check(name, &outcome.floats(17), &opened(&gate, &up), F32_BOUND);
         let chosen: Vec<_> =
             ids.iter().flat_map(|id| opened(&gates[*id as usize], &ups[*id as usize])).collect();
-        check(name, &outcome.floats(16), &chosen, F32_BOUND);
+        // 4 blocks of the experts' rows fill a threadgroup of 2 SIMD-groups twice, the dense ones'
+        // 14 seven times. Blocks of twice the rows are half as many.
+        for (function, n_groups) in [("gemv", 2), ("gemv_x8", 1)] {
+            let function = format!("expert_linear_{name}_{function}");
+            let outcome = Launch { function, ..launch.clone() }.grid([n_groups, k + 4, 1], 64).run();
+            check(name, &outcome.floats(17), &opened(&gate, &up), F32_BOUND);
+            check(name, &outcome.floats(16), &chosen, F32_BOUND);
+        }
     }
 }
 

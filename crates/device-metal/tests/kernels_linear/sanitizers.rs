@@ -18,7 +18,7 @@ fn sanitizers_find_nothing_in_any_decoder() {
         check(name, &out.floats(16), &products(&x, n_in, &w), F32_BOUND);
         let (row, scale) = (block.row_bytes(n_in) as u32, block.row_scale_bytes(n_in) as u32);
         let embed = launch(file, format!("embed_{name}"), block, n_in)
-            .arguments(&[n_in as u32, row, scale, 1f32.to_bits()])
+            .arguments(&[n_in as u32, row, scale, 1f32.to_bits(), 0, 0, 0, 0])
             .words(1, &[2])
             .words(2, &[0])
             .output(16, n_in)

@@ -22,6 +22,7 @@ fn gate_and_up_with_every_activation() {
             let expected = gated(kind, &g, &u);
             for (function, grid, threads, bound) in [
                 ("gemv_1", [18, 2, 1], 32, F32_BOUND),
+                ("gemv_1x8", [9, 2, 1], 32, F32_BOUND),
                 ("gemv_2", [9, 1, 1], 64, F32_BOUND),
                 ("gemm_32", [1, 2, 1], 128, HALF_BOUND),
             ] {
@@ -62,6 +63,7 @@ fn a_gate_of_what_is_given() {
         words[12] = stride as u32;
         for (kind, function, grid, threads, bound) in [
             (1, "gemv_1", [9, 3, 1], 32, F32_BOUND),
+            (2, "gemv_1x8", [5, 3, 1], 32, F32_BOUND),
             (0, "gemv_4", [9, 1, 1], 64, F32_BOUND),
             (1, "gemm_32", [1, 1, 1], 128, gemm_bound(block)),
             (3, "gemm_64", [1, 1, 1], 128, gemm_bound(block)),
@@ -101,6 +103,7 @@ fn a_gate_of_whole_rows() {
         let expected: Vec<_> = products(&x, n_in, &w).into_iter().enumerate().map(through).collect();
         for (function, grid, threads, bound) in [
             ("gemv_1", [9, 3, 1], 32, F32_BOUND),
+            ("gemv_1x8", [3, 3, 1], 64, F32_BOUND),
             ("gemv_4", [9, 1, 1], 64, F32_BOUND),
             ("gemm_32", [1, 1, 1], 128, gemm_bound(block)),
             ("gemm_64", [1, 1, 1], 128, gemm_bound(block)),
@@ -147,9 +150,10 @@ fn residual_softcap_and_the_largest_output() {
         let residual = normal(&mut rng, 3 * n_out);
 
         // Softcap and argmax of three output rows, for any number of tokens.
-        for (n, split) in [(1, 1), (4, 1), (4, 2)] {
-            let groups = n_out.div_ceil(4).div_ceil(4 / split);
-            let launch = launch(file, format!("linear_{name}_gemv_{n}"), block, n_in)
+        for (rows, n, split) in [(4, 1, 1), (4, 4, 1), (4, 4, 2), (8, 1, 1), (8, 1, 2)] {
+            let groups = n_out.div_ceil(rows).div_ceil(4 / split);
+            let function = if rows == 8 { "gemv_1x8".to_owned() } else { format!("gemv_{n}") };
+            let launch = launch(file, format!("linear_{name}_{function}"), block, n_in)
                 .flag(SOFTCAP, true)
                 .flag(ARGMAX, true)
                 .number(SPLIT, split as u32)
