@@ -15,10 +15,12 @@ pub mod apple;
 pub mod emulated;
 #[cfg_attr(not(target_os = "macos"), allow(dead_code))]
 mod heartbeat;
+pub mod null;
 
 pub use device_gpu::gpu::{Buffer, Common, Dispatch, Encoder, Gpu, Memory, Residency, Window};
 
 use crate::kernels::Kernel;
+use device::Result;
 
 /// The value of a function constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -111,7 +113,34 @@ pub trait MetalGpu: Gpu<Kernel = Request, Facts = Facts> {
     /// It does not compile, in the compiler's words.
     fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String>;
 
-    /// The pipelines that exist: a function, its most threads, its static threadgroup memory in
-    /// bytes.
-    fn made(&self) -> Vec<(String, u32, u32)>;
+    /// Warnings of the compiler about a file that it compiled; empty if there are none.
+    fn warnings(&self, _file: &'static str) -> String {
+        String::new()
+    }
+
+    /// Builds a pipeline without a limit of its threads, which shows how many registers its kernel
+    /// needs. `None` if this GPU has no registers.
+    ///
+    /// # Errors
+    /// As [`Gpu::pipeline`].
+    fn unlimited(&self, request: &Request) -> Result<Option<Unlimited>>;
+
+    /// Kernels that run with fewer threads than their tables name, in words.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Facts about the machine that no choice depends on, for the report.
+    fn about(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+}
+
+/// Limits of a pipeline that was built without a limit of its threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unlimited {
+    /// Maximum number of threads of a threadgroup. It falls as the kernel needs more registers.
+    pub max_threads: u32,
+    /// Bytes of threadgroup memory that the kernel declares.
+    pub threadgroup_bytes: u32,
 }

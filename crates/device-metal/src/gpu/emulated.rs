@@ -7,7 +7,9 @@
 //! overwrites memory that a step in flight still reads, the results differ. What faults is an error
 //! of the step.
 
-use super::{Common, Constant, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH};
+use super::{
+    Common, Constant, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH, Unlimited,
+};
 use crate::kernels::{self, Kernel};
 use device::{Error, Result};
 use device_gpu::at_once::Libraries;
@@ -554,9 +556,7 @@ impl MetalGpu for EmulatedGpu {
         Ok(library.functions().iter().map(|function| function.name.clone()).collect())
     }
 
-    fn made(&self) -> Vec<(String, u32, u32)> {
-        let pipelines = lock(&self.pipelines);
-        let most = |kernel: &Kernel| (kernel.function.clone(), self.facts.max_threads, 0);
-        pipelines.keys().map(|(kernel, _)| most(kernel)).collect()
+    fn unlimited(&self, _request: &Request) -> Result<Option<Unlimited>> {
+        Ok(None)
     }
 }

@@ -15,8 +15,8 @@ use std::path::PathBuf;
 #[derive(Args, Clone)]
 #[command(after_help = "\
 Examples:
-  ingle metal-selftest                  (on a Mac with Apple Silicon: writes report.txt)
-  ingle metal-selftest --minutes 10     (the most important cases)
+  ingle metal-selftest                  (on a Mac with Apple Silicon: writes report.txt in ten minutes)
+  ingle metal-selftest --minutes 60     (everything)
   ingle metal-selftest --compile-only   (works in a virtual machine)
   ingle metal-selftest --emulated --every 50   (on Linux; times are meaningless)
 
@@ -31,8 +31,10 @@ pub struct MetalSelftest {
     report: PathBuf,
 
     /// End after about N minutes
-    #[arg(long, value_name = "N")]
-    minutes: Option<f64>,
+    ///
+    /// The report says what was not run.
+    #[arg(long, value_name = "N", default_value_t = 10.0)]
+    minutes: f64,
 
     /// Only compile the shaders, and print the compiler's messages
     #[arg(long)]
