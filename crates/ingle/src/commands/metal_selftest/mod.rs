@@ -50,11 +50,11 @@ pub struct MetalSelftest {
     #[arg(long, value_name = "N", default_value_t = 1)]
     every: usize,
 
-    /// Run only cases whose op or name contains this text
+    /// Run only cases whose op or name contains this text, and compile only their files
     #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
+    only: Vec<String>,
 
-    /// End a stage that prints nothing for this time
+    /// End a stage that prints nothing for this time while kernels run
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     patience: u64,
 
@@ -74,7 +74,7 @@ pub struct MetalSelftest {
 
     /// Replace the source of a kernel file in the emulator, to test that the report finds a defect
     #[arg(long, value_name = "PATH=FILE", hide = true, requires = "emulated")]
-    replace: Option<String>,
+    replace: Vec<String>,
 
     /// Run this stage in this process, from this item on; the parent process sets it
     #[arg(long, value_name = "STAGE:ITEM", hide = true)]

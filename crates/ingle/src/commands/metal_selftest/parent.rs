@@ -31,6 +31,9 @@ const STAGES: [(&str, f64); 10] = [
 /// Stages that measure times.
 const TIMED: [&str; 3] = ["timings", "sweep", "tokens"];
 
+/// Seconds that a stage may need to compile or to begin, at least.
+const COMPILING: u64 = 120;
+
 /// Number of items of a stage that may hang or crash before the rest is skipped.
 const MOST_RESTARTS: usize = 20;
 
@@ -79,7 +82,7 @@ pub(super) fn run(options: &MetalSelftest) -> anyhow::Result<()> {
     for (index, (stage, _)) in STAGES.into_iter().enumerate() {
         let is_skipped = match stage {
             "machine" | "compile" => false,
-            "ahead" if options.only.is_some() => true,
+            "ahead" if !options.only.is_empty() => true,
             _ => options.compile_only || options.no_times && TIMED.contains(&stage),
         };
         if is_skipped {
@@ -141,7 +144,7 @@ fn run_stage(
             Ended::OutOfTime => {
                 return report.cut(format!("{stage}: from item {index} on, {name}"));
             }
-            Ended::Silent => format!("no output for {} s", options.patience),
+            Ended::Silent(seconds) => format!("no output for {seconds} s"),
             Ended::Badly(status, message) => format!("crashes: {status} {message}"),
         };
         report.defect(format!("{stage}: {name} {}", problem.trim_end()))?;
@@ -157,7 +160,8 @@ fn run_stage(
 enum Ended {
     Well,
     OutOfTime,
-    Silent,
+    /// Seconds without output.
+    Silent(u64),
     Badly(ExitStatus, String),
 }
 
@@ -173,7 +177,9 @@ fn run_once(
     let lines = lines_of(&mut child)?;
     let mut item = None;
     let ended = loop {
-        let patience = Duration::from_secs(options.patience.max(1));
+        let runs_kernels = item.is_some() && !["compile", "pipelines"].contains(&stage);
+        let seconds = if runs_kernels { options.patience.max(1) } else { options.patience.max(COMPILING) };
+        let patience = Duration::from_secs(seconds);
         match lines.recv_timeout(patience) {
             Ok(line) => match line.strip_prefix('@').and_then(|line| line.split_once(' ')) {
                 Some(("item", text)) => {
@@ -193,7 +199,7 @@ fn run_once(
                 Some(_) | None => report.line(&line)?,
             },
             Err(RecvTimeoutError::Disconnected) => break None,
-            Err(RecvTimeoutError::Timeout) => break Some(Ended::Silent),
+            Err(RecvTimeoutError::Timeout) => break Some(Ended::Silent(seconds)),
         }
         // A stage checks its own time limit between items; this limit also ends long items.
         if Instant::now() > until + patience {
@@ -229,10 +235,10 @@ fn start(options: &MetalSelftest, stage: &str, first: usize, until: Instant) -> 
     if let Some(file) = &options.chip_profile {
         command.arg("--chip-profile").arg(file);
     }
-    if let Some(only) = &options.only {
+    for only in &options.only {
         command.args(["--only", only]);
     }
-    if let Some(replace) = &options.replace {
+    for replace in &options.replace {
         command.args(["--replace", replace]);
     }
     let encoder = clap::ValueEnum::to_possible_value(&options.metal_encoder);

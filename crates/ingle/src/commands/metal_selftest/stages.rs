@@ -41,7 +41,7 @@ mod here {
     use anyhow::Context;
     use device::Device;
     use device_check::Case;
-    use device_metal::gpu::{Gpu, MetalGpu};
+    use device_metal::gpu::{Gpu, MetalGpu, Request};
     use device_metal::selftest::{self, Decoder, Effort, Measurement, Order, Trial, Variant};
     use device_metal::{MetalDevice, Profile, kernels};
     use serde_json::json;
@@ -75,11 +75,12 @@ mod here {
             }
             let mut settings = Options::new(crate::devices::metal::cache()?);
             settings.threads = device_cpu::default_threads();
-            if let Some((path, file)) = options.replace.as_ref().and_then(|text| text.split_once('=')) {
+            for replace in &options.replace {
+                let (path, file) = replace.split_once('=').context("expected PATH=FILE")?;
                 let known = kernels::FILES.iter().map(|(path, _)| *path).find(|known| *known == path);
                 let path = known.with_context(|| format!("found no kernel file {path}"))?;
                 let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
-                settings.replaced = Some((path, text));
+                settings.replaced.push((path, text));
             }
             Ok(TheGpu::new(&settings)?)
         }
@@ -177,9 +178,11 @@ mod here {
 
         /// The cases that this device supports and the options select, in the order of the report.
         fn order(&self) -> anyhow::Result<Order> {
-            let only = self.options.only.as_deref().unwrap_or("").to_lowercase();
-            let is_selected =
-                |case: &Case| format!("{} {}", case.kind, case.name).to_lowercase().contains(&only);
+            let only: Vec<String> = self.options.only.iter().map(|text| text.to_lowercase()).collect();
+            let is_selected = |case: &Case| {
+                let name = format!("{} {}", case.kind, case.name).to_lowercase();
+                only.is_empty() || only.iter().any(|text| name.contains(text))
+            };
             let cases = selftest::report_cases().into_iter().filter(is_selected);
             let cases = cases.filter(|case| case.runs_on(&self.device)).step_by(self.options.every.max(1));
             Ok(Order::new(self.device.gpu().facts(), self.device.profile(), cases.collect())?)
@@ -210,7 +213,7 @@ mod here {
         /// of the selected cases.
         fn compile(&self) -> anyhow::Result<()> {
             let mut files: Vec<&'static str> = kernels::FILES.iter().map(|(path, _)| *path).collect();
-            if self.options.only.is_some() {
+            if !self.options.only.is_empty() {
                 let order = self.order()?;
                 files.retain(|file| order.requests.iter().any(|request| request.kernel.file == *file));
             }
@@ -248,6 +251,10 @@ mod here {
         /// first. The compiler then gives a kernel the registers that it wants, and the maximum
         /// number of threads falls with them.
         fn pipelines(&self) -> anyhow::Result<()> {
+            let plain = Request::plain("probes.metal", "numeric_probes", 32);
+            if matches!(self.device.gpu().unlimited(&plain), Ok(None)) {
+                return print_line("this GPU has no registers, so nothing is built");
+            }
             let requests = self.order()?.requests;
             let mut n_cut = 0;
             for (index, request) in requests.iter().enumerate() {
@@ -258,7 +265,7 @@ mod here {
                 }
                 let limits = match self.device.gpu().unlimited(request) {
                     Ok(Some(limits)) => limits,
-                    Ok(None) => return print_line("this GPU has no registers, so nothing is built"),
+                    Ok(None) => continue,
                     Err(error) => {
                         print_line(&format!("@defect pipelines: {error}"))?;
                         continue;
