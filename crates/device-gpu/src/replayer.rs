@@ -60,6 +60,17 @@ impl HasTable for ClassTable {
     }
 }
 
+/// Seconds of a part of a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    /// On the GPU.
+    pub gpu: f64,
+    /// From the first call of the driver to the end of the wait.
+    pub wall: f64,
+    /// On the CPU, until the command buffer was submitted.
+    pub encode: f64,
+}
+
 /// Bytes of a program's buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
@@ -183,28 +194,37 @@ impl<G: Gpu> Replayer<G> {
         Ok(())
     }
 
-    /// Seconds of a command of a step: the mean of many runs in one command buffer, each after the
-    /// one before.
+    /// Times of some of a step's commands, in ascending order: means of `repetitions` runs in one
+    /// command buffer. Commands that follow each other in the table wait for each other where they
+    /// must, and others always.
     ///
     /// # Errors
     /// The device failed.
-    pub fn time_command(&self, begun: &Begun, command: usize, repetitions: usize) -> Result<f64> {
+    pub fn time_commands(&self, begun: &Begun, commands: &[usize], repetitions: usize) -> Result<Times> {
         let replay = self.replay(begun);
-        let Some(threadgroups) = replay.table.threadgroups(command, &begun.sizes) else { return Ok(0.0) };
-        let n = repetitions.max(1);
-        let mut seconds = f64::INFINITY;
-        // The first run finds cold caches and pages.
-        for _ in 0..2 {
-            let work = self.gpu.submit(&mut |encoder| {
-                self.pools.encode(encoder);
-                for _ in 0..n {
-                    replay.encode_command(command, threadgroups, encoder);
-                    encoder.barrier();
+        let started = Instant::now();
+        let work = self.gpu.submit(&mut |encoder| {
+            self.pools.encode(encoder);
+            for _ in 0..repetitions {
+                let mut due = false;
+                for run in replay.table.runs(&begun.sizes) {
+                    due |= run.barrier;
+                    if commands.binary_search(&run.index).is_err() {
+                        due = true;
+                        continue;
+                    }
+                    if std::mem::take(&mut due) {
+                        encoder.barrier();
+                    }
+                    replay.encode_command(run.index, run.threadgroups, encoder);
                 }
-            })?;
-            seconds = seconds.min(self.gpu.wait(&work)? / n as f64);
-        }
-        Ok(seconds)
+                encoder.barrier();
+            }
+        })?;
+        let encode = started.elapsed().as_secs_f64();
+        let gpu = self.gpu.wait(&work)?;
+        let mean = |seconds: f64| seconds / repetitions.max(1) as f64;
+        Ok(Times { gpu: mean(gpu), wall: mean(started.elapsed().as_secs_f64()), encode: mean(encode) })
     }
 
     fn replay(&self, begun: &Begun) -> Replay<'_, G> {

@@ -16,6 +16,7 @@ pub mod emulated;
 mod fewer;
 #[cfg_attr(not(target_os = "macos"), allow(dead_code))]
 mod heartbeat;
+pub mod null;
 #[cfg_attr(not(target_os = "macos"), allow(dead_code))]
 mod unsaved;
 

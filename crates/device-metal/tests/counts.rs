@@ -3,7 +3,6 @@
 //! Steps of many rows have at most 13 a layer.
 #![allow(clippy::unwrap_used)]
 
-use crate::common::NullGpu;
 use device::{
     Activation, Choose, Device, KvLayer, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan,
     RopeStyle, Sampling, Slice, ValueId, Want,
@@ -13,6 +12,7 @@ use device_testing::{
     AttentionOptions, Norms, PlanBuilder, Sequences, committed, layers_with_norms, limits, one_sequence,
 };
 use ingle_device_metal::MetalDevice;
+use ingle_device_metal::gpu::null::NullGpu;
 use std::sync::atomic::Ordering::Relaxed;
 use weights::BlockType;
 

@@ -2,7 +2,6 @@
 //! observe their whole process are separate binaries.
 
 mod arithmetic;
-mod common;
 mod counts;
 mod every_kernel;
 mod kernels_attention;
@@ -13,3 +12,4 @@ mod listing;
 mod ops;
 mod program;
 mod refusals;
+mod report;

@@ -46,8 +46,8 @@ pub struct Options {
     pub tensors: bool,
     /// Differences of arithmetic from IEEE's that Metal allows.
     pub numerics: emulator::Numerics,
-    /// A file of kernels, and the source that it has instead of its own: to see a defect found.
-    pub replaced: Option<(&'static str, String)>,
+    /// Files of kernels, and the sources that they have instead of their own: to see defects found.
+    pub replaced: Vec<(&'static str, String)>,
     /// Returns the most threads of a threadgroup that the GPU allows a kernel, to see that kernels
     /// run with fewer.
     pub most_threads: fn(&Request) -> u32,
@@ -69,7 +69,7 @@ impl Options {
             counting: false,
             tensors: false,
             numerics: emulator::Numerics::default(),
-            replaced: None,
+            replaced: vec![],
             most_ops: MOST_OPS,
             most_threads: |_| emulator::MAX_THREADS_PER_THREADGROUP,
             sanitized: None,
@@ -147,8 +147,8 @@ type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
 /// The compiler and the libraries that it compiled.
 struct Shaders {
     compiler: emulator::Compiler,
-    /// A file whose source replaces the built-in one.
-    replaced: Option<(&'static str, String)>,
+    /// Files whose sources replace the built-in ones.
+    replaced: Vec<(&'static str, String)>,
     /// Compiler for the files that run under a sanitizer.
     sanitizing: Option<(emulator::Compiler, IsOf)>,
     libraries: Libraries<emulator::Library>,
@@ -175,9 +175,9 @@ impl Shaders {
         function: Option<&str>,
     ) -> std::result::Result<emulator::Library, String> {
         let kernel = Kernel::of(file);
-        let source = match &self.replaced {
-            Some((path, source)) if *path == file => source.as_str(),
-            Some(_) | None => kernel.text().ok_or_else(|| format!("no shader file {file}"))?,
+        let source = match self.replaced.iter().find(|(path, _)| *path == file) {
+            Some((_, source)) => source.as_str(),
+            None => kernel.text().ok_or_else(|| format!("no shader file {file}"))?,
         };
         let compiler = match &self.sanitizing {
             Some((compiler, is_sanitized)) if is_sanitized(file) => compiler,
