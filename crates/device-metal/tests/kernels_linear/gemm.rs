@@ -147,7 +147,7 @@ fn the_probe_of_tensor_units() {
     let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
     let open = |replaced: Option<String>| {
         let gpu = |tensors| {
-            let replaced = replaced.clone().map(|text| (FILE, text));
+            let replaced = replaced.clone().map(|text| (FILE, text)).into_iter().collect();
             EmulatedGpu::new(&Options { tensors, replaced, ..Options::new(cache) })
         };
         tensors::open(gpu).unwrap()

@@ -15,7 +15,7 @@ mod tails;
 
 use crate::launch::{Launch, Sanitizer, step};
 use device::{Activation, Weight};
-use device_testing::{Rng, stored};
+use device_testing::{Rng, every, stored};
 use weights::{Affine, BlockType, ScaleType};
 
 // Function constants, as linear/constants.h numbers them.
