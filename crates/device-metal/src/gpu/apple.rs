@@ -44,6 +44,7 @@ use std::time::Duration;
 use weights::Bytes;
 
 type Object<T> = Retained<ProtocolObject<T>>;
+type State = Object<dyn MTLComputePipelineState>;
 
 // Without CoreGraphics in the process `MTLCreateSystemDefaultDevice` returns nil in a program
 // without a window, as its documentation says. The reference to one of its functions makes the
@@ -129,7 +130,7 @@ unsafe impl Sync for Library {}
 /// A compiled kernel, and the threads that it was compiled for.
 #[derive(Clone)]
 pub struct ApplePipeline {
-    state: Object<dyn MTLComputePipelineState>,
+    state: State,
     fitted: Fitted,
 }
 
@@ -332,7 +333,7 @@ impl AppleGpu {
         kernel: &Kernel,
         function: &ProtocolObject<dyn MTLFunction>,
         threads: u32,
-    ) -> Result<(Object<dyn MTLComputePipelineState>, Option<Retained<MTLComputePipelineDescriptor>>)> {
+    ) -> Result<(State, Option<Retained<MTLComputePipelineDescriptor>>)> {
         let descriptor = MTLComputePipelineDescriptor::new();
         descriptor.setComputeFunction(Some(function));
         // The compiler then limits registers so that this many threads fit.

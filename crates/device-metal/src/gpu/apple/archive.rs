@@ -4,14 +4,13 @@
 //! the file while the GPU is idle or when a program ends. So no thread waits for the file, none
 //! reads an archive that another changes, and processes share the file.
 
-use super::{Object, url_of};
+use super::{Object, State, url_of};
 use crate::gpu::unsaved::Unsaved;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::NSArray;
 use objc2_metal::{
-    MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLComputePipelineDescriptor, MTLComputePipelineState,
-    MTLDevice, MTLPipelineOption,
+    MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLComputePipelineDescriptor, MTLDevice, MTLPipelineOption,
 };
 use std::path::{Path, PathBuf};
 
@@ -51,10 +50,7 @@ impl Archive {
     }
 
     /// A pipeline of an earlier start.
-    pub(super) fn find(
-        &self,
-        descriptor: &MTLComputePipelineDescriptor,
-    ) -> Option<Object<dyn MTLComputePipelineState>> {
+    pub(super) fn find(&self, descriptor: &MTLComputePipelineDescriptor) -> Option<State> {
         let earlier = self.earlier.as_ref()?;
         descriptor.setBinaryArchives(Some(&NSArray::from_slice(&[&**earlier])));
         let found = self.device.newComputePipelineStateWithDescriptor_options_reflection_error(
