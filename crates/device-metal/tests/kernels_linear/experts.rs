@@ -323,6 +323,10 @@ fn experts_in_groups_of_rows() {
                 .words(24, &tiles)
                 .grid([if gate { 2 } else { 1 }, n_tiles, 1], 128)
                 .run();
+            // Eight pairs at a time.
+            let blocks: usize = tiles.chunks(4).map(|tile| tile[2].div_ceil(8) as usize).sum();
+            let matrices = blocks * if gate { 2 } else { 1 } * (64 / 8) * n_in.div_ceil(32) * (32 / 8);
+            assert_eq!(gemm.counters.simdgroup.matrix_multiplies, matrices as u64, "{name} gate {gate}");
             let expected = if gate { gated(0, &of(&gates), &of(&ups)) } else { of(&gates) };
             check(&format!("{name} gate {gate}"), &gemm.floats(16), &expected, HALF_BOUND);
         }
