@@ -30,8 +30,9 @@
 //
 //   LINEAR_GATE: y = activation(W_0 x) * (W_1 x). EXPERTS_SUM: y = residual + sum over j of
 //   chosen[j] * (W[ids[j]] x_j). Lane l adds every 32nd span from l on, of the spans of all experts
-//   in a row, so that all lanes have work for any n_in. The sum over lanes is last. EXPERTS_BESIDE: the last rows of threadgroups compute an independent dense product, so that
-//   both products are one dispatch. LINEAR_NORM and LINEAR_GATE apply to both.
+//   in a row, so that all lanes have work for any n_in. The sum over lanes is last. EXPERTS_BESIDE:
+//   the last rows of threadgroups compute an independent dense product, so that both products are
+//   one dispatch. LINEAR_NORM and LINEAR_GATE apply to both.
 //
 // expert_linear_<type>_gemm: the same products for many rows, by tiles of up to 64 pairs of one
 // expert, which expert_groups wrote.
@@ -47,6 +48,7 @@
 //   reads    a tile of an expert's matrix once for up to 64 of its pairs
 //
 // A tile of up to 32 pairs is multiplied as one of 32 rows, so that all simdgroups have work.
+// Products are those of each eight pairs, of which the last may be absent.
 //
 // Tiles, operands and orders of accumulation are those of linear/gemv.h and linear/gemm.h. Vectors
 // of x are loaded as float4, like there.
@@ -230,7 +232,7 @@ static inline void expert_products(ExpertWork w, constant LinearArguments & a, t
     }
 #endif
     const GemmSums<BX> sums =
-        gemm_products<D, BX>(w.w_row, w.x + ulong(x_row) * a.n_in, a.n_in, n_pairs, tile_w, tile_w + 64 * 32, tid, sg);
+        gemm_products<D, BX, true>(w.w_row, w.x + ulong(x_row) * a.n_in, a.n_in, n_pairs, tile_w, tile_w + 64 * 32, tid, sg);
 
     threadgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup float * strip = (threadgroup float *) tiles + sg * 256;

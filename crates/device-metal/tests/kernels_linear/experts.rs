@@ -327,7 +327,13 @@ fn experts_in_groups_of_rows() {
                 .grid([if gate { 2 } else { 1 }, n_tiles, 1], 128);
             let expected = if gate { gated(0, &of(&gates), &of(&ups)) } else { of(&gates) };
             for gemm in gemm.with_tensors() {
-                check(&format!("{name} gate {gate}"), &gemm.run().floats(16), &expected, HALF_BOUND);
+                let outcome = gemm.run();
+                check(&format!("{name} gate {gate}"), &outcome.floats(16), &expected, HALF_BOUND);
+                // Eight pairs at a time.
+                let blocks: usize = tiles.chunks(4).map(|tile| tile[2].div_ceil(8) as usize).sum();
+                let matrices = blocks * if gate { 2 } else { 1 } * (64 / 8) * n_in.div_ceil(32) * (32 / 8);
+                let matrices = if gemm.tensors { 0 } else { matrices as u64 };
+                assert_eq!(outcome.counters.simdgroup.matrix_multiplies, matrices, "{name} gate {gate}");
             }
         }
 

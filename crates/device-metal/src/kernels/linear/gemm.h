@@ -26,8 +26,9 @@
 // times 32 rows of W each: 2 or 4 by 4 matrices of 8 x 8. A tile has 32 columns. The next 32 are
 // loaded while the matrices of the current ones are multiplied, and decoded when they are stored.
 // The 64 operands of a matrix are neighbours in a tile, so that a load of it meets each bank once.
-// An expert rarely fills its tile. Two simdgroups whose rows of x are all absent still load and
-// store their part of the tiles, but multiply nothing.
+// Two simdgroups whose rows of x are all absent still load and store their part of the tiles, but
+// multiply nothing. An expert rarely fills its tile (PARTIAL): none of its simdgroups multiplies
+// eight rows that are absent.
 //
 // With LINEAR_TENSOR, linear/tensor.h multiplies the tile instead.
 //
@@ -103,7 +104,7 @@ template<short BX> struct GemmSums {
     simdgroup_float8x8 m[BX / 16][4];
 };
 
-template<class D, short BX>
+template<class D, short BX, bool PARTIAL>
 static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x_row, uint n_in, uint n_rows,
                                          threadgroup typename D::Operand * tile_w, threadgroup typename D::Operand * tile_x,
                                          ushort tid, ushort sg) {
@@ -118,13 +119,14 @@ static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x
     part.w_row = w_row;
     part.x_row = x_row;
     part.load(0, n_in, tid);
-    const bool has_rows = uint(sg / 2 * (BX / 2)) < n_rows;
+    // Blocks of eight rows of the simdgroup that are not absent.
+    const uint first_row = sg / 2 * (BX / 2), n_blocks = n_rows > first_row ? (n_rows - first_row + 7) / 8 : 0;
     for (uint k = 0; k < n_in; k += 32) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
         part.store(tile_w, tile_x, tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (k + 32 < n_in) part.load(k + 32, n_in, tid);
-        if (!has_rows) continue;
+        if (n_blocks == 0) continue;
         threadgroup const T * from_x = tile_x + MatrixTile::at(sg / 2 * (BX / 2), 0);
         threadgroup const T * from_w = tile_w + MatrixTile::at(sg % 2 * 32, 0);
         #pragma clang loop unroll(full)
@@ -141,6 +143,7 @@ static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x
             simdgroup_barrier(mem_flags::mem_none);
             #pragma clang loop unroll(full)
             for (short i = 0; i < BX / 16; i++) {
+                if (PARTIAL && uint(i) >= n_blocks) continue;
                 #pragma clang loop unroll(full)
                 for (short j = 0; j < 4; j++) simdgroup_multiply_accumulate(sums.m[i][j], mx[i], mw[j], sums.m[i][j]);
             }
@@ -265,7 +268,7 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
         return;
     }
 #endif
-    const GemmSums<BX> sums = gemm_products<D, BX>(w_row, x_row, a.n_in, n_rows, tile_w, tile_x, tid, sg);
+    const GemmSums<BX> sums = gemm_products<D, BX, false>(w_row, x_row, a.n_in, n_rows, tile_w, tile_x, tid, sg);
 
     // Eight rows of x and 32 neighbouring columns at a time pass through the tiles' memory.
     threadgroup_barrier(mem_flags::mem_threadgroup);
