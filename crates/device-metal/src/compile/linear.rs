@@ -216,6 +216,16 @@ impl<G: MetalGpu> Draft<'_, G> {
         }
     }
 
+    /// Rows of weights that a SIMD-group of a GEMV computes at once.
+    fn weight_rows(&self, schedule: Schedule, product: &Product) -> usize {
+        let c = self.compiler;
+        let n_rows = product.matrices.iter().map(|m| c.plan.weight(m.weight).n_rows()).sum();
+        match schedule {
+            Schedule::Gemv(1) if product.join.is_none() => c.profile.weight_rows(n_rows),
+            Schedule::Gemv(_) | Schedule::Gemm(_) => GEMV_ROWS,
+        }
+    }
+
     fn product(&mut self, schedule: Schedule, product: &Product) -> Result<()> {
         let c = self.compiler;
         let schedule = match schedule {
@@ -240,12 +250,7 @@ impl<G: MetalGpu> Draft<'_, G> {
             Ok(Kernel { file: self.linear_file(block)?, function: format!("linear_{name}_{what}") })
         };
         let tiles = |divisor: u32| Extent::PerRow { rows, multiple: 1, divisor };
-        let weight_rows = match (schedule, &product.join) {
-            (Schedule::Gemv(1), None) => {
-                c.profile.weight_rows(product.matrices.iter().map(|m| c.plan.weight(m.weight).n_rows()).sum())
-            }
-            (Schedule::Gemv(_) | Schedule::Gemm(_), _) => GEMV_ROWS,
-        };
+        let weight_rows = self.weight_rows(schedule, product);
         let n_blocks = n_units(weight_rows);
         let (simdgroups, split) = c.profile.gemv_shape(n_blocks, n_in.div_ceil(SPAN_COLUMNS));
         let passes = if product.join.is_some() { c.profile.passes(n_blocks * split as usize) } else { 1 };
@@ -274,9 +279,8 @@ impl<G: MetalGpu> Draft<'_, G> {
                 .grid([tiles(n), Extent::Fixed(n_units(GEMM_ROWS) as u32), ONE], GEMM_THREADS),
         };
         let kind = product.gate.map(|(kind, _)| kind).or(product.given_up.map(|by| by.kind));
-        let has_bias = product.matrices.iter().any(|m| m.bias.is_some());
         call = call
-            .bool(linear::BIAS, has_bias)
+            .bool(linear::BIAS, product.matrices.iter().any(|m| m.bias.is_some()))
             .bool(linear::RESIDUAL, product.add.is_some())
             .bool(linear::GATE, product.gate.is_some())
             .bool(linear::UP, product.given_up.is_some())
