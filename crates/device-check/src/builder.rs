@@ -83,8 +83,8 @@ impl PlanBuilder {
         PlanBuilder { matrices: Matrices::Blank, ..PlanBuilder::new(0, n_vocab) }
     }
 
-    /// A builder of plans whose speed is measured. The rows of matrices repeat 64 random ones, since
-    /// quantising takes most of the time of building a plan.
+    /// A builder of plans whose speed is measured. The rows of matrices repeat 64 random ones,
+    /// since quantising takes most of the time of building a plan.
     pub fn repeating(seed: u64, n_vocab: usize) -> PlanBuilder {
         PlanBuilder { matrices: Matrices::Repeated(vec![]), ..PlanBuilder::new(seed, n_vocab) }
     }

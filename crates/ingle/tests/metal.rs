@@ -49,11 +49,22 @@ mod emulated {
     fn the_whole_report_runs() {
         let profile = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("chip.toml");
         std::fs::write(&profile, "in_flight = 3\nsplit_positions = 40\n").unwrap();
-        let (is_ok, text) =
-            report("report.txt", &["--every", "146", "--minutes", "60", "--chip-profile", profile.to_str().unwrap()]);
+        let (is_ok, text) = report(
+            "report.txt",
+            &["--every", "146", "--minutes", "60", "--chip-profile", profile.to_str().unwrap()],
+        );
         assert!(is_ok, "{text}");
         for stage in [
-            "machine", "compile", "pipelines", "probes", "cover", "ahead", "timings", "sweep", "tokens", "cases",
+            "machine",
+            "compile",
+            "pipelines",
+            "probes",
+            "cover",
+            "ahead",
+            "timings",
+            "sweep",
+            "tokens",
+            "cases",
         ] {
             assert!(text.contains(&format!("\n== {stage}\n")), "no stage {stage} in {text}");
         }
@@ -99,7 +110,11 @@ mod emulated {
                 "add add 7",
                 "cover: add 7 no output for 8 s",
             ),
-            (insert(source!("clamped.metal"), "    __builtin_trap();"), "clamp clamp 7", "cover: clamp 7 crashes"),
+            (
+                insert(source!("clamped.metal"), "    __builtin_trap();"),
+                "clamp clamp 7",
+                "cover: clamp 7 crashes",
+            ),
         ];
         let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
         let mut arguments = vec!["--no-times".to_owned(), "--patience".to_owned(), "8".to_owned()];
@@ -113,7 +128,8 @@ mod emulated {
         let (is_ok, text) = report("defects.txt", &arguments);
         assert!(!is_ok, "{text}");
         let json = block(&text);
-        let found: Vec<&str> = json["defects"].as_array().unwrap().iter().map(|d| d.as_str().unwrap()).collect();
+        let found: Vec<&str> =
+            json["defects"].as_array().unwrap().iter().map(|d| d.as_str().unwrap()).collect();
         for (_, _, expected) in &defects {
             assert!(found.iter().any(|defect| defect.contains(expected)), "{expected}: {found:?}");
         }

@@ -34,9 +34,9 @@ impl Variant {
 /// A GPU for a variant; the same kind of GPU for those that do not concern it.
 pub type MakeGpu<'a, G> = dyn Fn(Variant) -> Result<G> + 'a;
 
-/// Compares a case with the interpreter: unfused and fused, whole and row by row. One with attention
-/// runs again with sequences that are split over threadgroups after a few positions, as long ones
-/// are.
+/// Compares a case with the interpreter: unfused and fused, whole and row by row. One with
+/// attention runs again with sequences that are split over threadgroups after a few positions, as
+/// long ones are.
 ///
 /// # Errors
 /// How it differs: where, what was found, what was expected.

@@ -167,15 +167,13 @@ fn encoder_states() -> Case {
     Case { name, kind, block, plans, limits, steps, tolerance: STORED[1] }
 }
 
-/// A recurrent layer whose states have many rows.
+/// Recurrent layers whose states have many rows: the gated delta rule, or the selective scan.
 fn wide_states(kind: OpKind) -> Case {
     let shape = RecurrentShape { n_shared: 1, n_heads: 2, rows: 200, cols: 20 };
     let mut b = PlanBuilder::new(7, N_TOKENS as usize);
     let x = b.embed(24);
-    let y = match kind {
-        OpKind::GatedDelta => b.gated_delta(x, shape, false, false),
-        _ => b.selective_scan(x, shape, true),
-    };
+    let is_delta = kind == OpKind::GatedDelta;
+    let y = if is_delta { b.gated_delta(x, shape, false, false) } else { b.selective_scan(x, shape, true) };
     let name = format!("{kind} 2 heads of 1, 200x20");
     case(name, kind, BlockType::F32, b.finish(y), KvType::F32, LAYER)
 }

@@ -97,8 +97,8 @@ pub struct Trial {
     pub profile: Profile,
     /// Rates of the incumbent's runs, in rows a second: means over models and positions.
     pub incumbent: Vec<f64>,
-    /// Rates of the candidate's runs. Each follows the run of the incumbent with its index. Empty if
-    /// the candidate does not run.
+    /// Rates of the candidate's runs. Each follows the run of the incumbent with its index. Empty
+    /// if the candidate does not run.
     pub candidate: Vec<f64>,
     /// True if the candidate became the incumbent.
     pub is_accepted: bool,

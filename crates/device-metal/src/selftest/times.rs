@@ -280,7 +280,7 @@ fn commands<G: MetalGpu>(
 fn ops(kernel: &str, shape: &Shape, n_rows: usize, position: usize) -> Option<f64> {
     // Keys that each row sees, summed over rows.
     let keys = n_rows * position + n_rows * (n_rows + 1) / 2;
-    let is_attention = kernel.starts_with("attention_prefill") || kernel.starts_with("attention_decode");
+    let is_attention = kernel.contains("attention_prefill") || kernel.contains("attention_decode");
     is_attention.then_some(4.0 * (shape.n_heads * shape.head_dim * keys) as f64)
 }
 

@@ -480,11 +480,10 @@ mod here {
     fn rates(trial: &Trial) -> String {
         let list =
             |rates: &[f64]| rates.iter().map(|rate| format!("{rate:.1}")).collect::<Vec<_>>().join(" ");
-        let result = match trial.is_accepted {
-            _ if trial.candidate.is_empty() => return "does not run".to_owned(),
-            true => ", faster",
-            false => "",
-        };
+        if trial.candidate.is_empty() {
+            return "does not run".to_owned();
+        }
+        let result = if trial.is_accepted { ", faster" } else { "" };
         format!("{} rows/s, before {}{result}", list(&trial.candidate), list(&trial.incumbent))
     }
 
