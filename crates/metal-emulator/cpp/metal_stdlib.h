@@ -95,6 +95,7 @@ typedef unsigned long ulong;
 #include "simdgroup.h"
 #include "simdgroup_matrix.h"
 #include "atomic.h"
+#include "internals.h"
 #include "launch.h"
 #ifndef MSL_STRICT
 #pragma float_control(pop)

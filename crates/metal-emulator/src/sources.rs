@@ -11,6 +11,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("simdgroup.h", include_str!("../cpp/simdgroup.h")),
     ("simdgroup_matrix.h", include_str!("../cpp/simdgroup_matrix.h")),
     ("atomic.h", include_str!("../cpp/atomic.h")),
+    ("internals.h", include_str!("../cpp/internals.h")),
     ("launch.h", include_str!("../cpp/launch.h")),
     ("worker.h", include_str!("../cpp/worker.h")),
 ];

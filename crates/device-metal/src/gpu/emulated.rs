@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use weights::Bytes;
 
 /// The name on the command line.
@@ -46,6 +46,9 @@ pub struct Options {
     /// A sanitizer, and the files whose kernels run under it: they run in a process of their own,
     /// without counts and without limits of bindings.
     pub sanitized: Option<(emulator::Sanitizer, IsOf)>,
+    /// Longest time of a command buffer on an M1 with 8 cores, estimated from counted work: macOS
+    /// ends longer ones. `None` allows any.
+    pub watchdog: Option<Duration>,
 }
 
 impl Options {
@@ -60,6 +63,7 @@ impl Options {
             numerics: emulator::Numerics::default(),
             replaced: None,
             sanitized: None,
+            watchdog: Some(Duration::from_secs(2)),
         }
     }
 }
@@ -179,6 +183,7 @@ pub struct EmulatedGpu {
     facts: Facts,
     order: emulator::LaneOrder,
     run: emulator::RunOptions,
+    watchdog: Option<Duration>,
     pipelines: Mutex<HashMap<PipelineKey, EmulatedPipeline>>,
     /// Traces of dispatches; `None`: tracing is off.
     trace: Arc<Mutex<Option<Vec<Traced>>>>,
@@ -195,7 +200,8 @@ struct Waiting {
     /// The binding, the address of its buffer.
     bindings: Vec<(Operand, *const EmulatedBuffer)>,
     arguments: Vec<u8>,
-    threadgroup_bytes: u32,
+    /// Length of threadgroup memory that the encoder has, whether the kernel uses it or not.
+    threadgroup_length: u32,
     threadgroups: [u32; 3],
     threads: [u32; 3],
 }
@@ -216,6 +222,8 @@ pub struct EmulatedEncoder {
     reached: Vec<Reached>,
     groups: Vec<Vec<Waiting>>,
     group: Vec<Waiting>,
+    /// Length of threadgroup memory at index 0, which stays from one dispatch to the next.
+    threadgroup_length: u32,
 }
 
 /// Work on its way.
@@ -224,6 +232,7 @@ struct Work {
     groups: Vec<Vec<Waiting>>,
     order: emulator::LaneOrder,
     run: emulator::RunOptions,
+    watchdog: Option<Duration>,
     trace: Arc<Mutex<Option<Vec<Traced>>>>,
 }
 
@@ -280,6 +289,7 @@ impl EmulatedGpu {
             let mut settings = emulator::Options::new(&options.cache);
             (settings.counting, settings.sanitizer) = (options.counting, sanitizer);
             settings.numerics = options.numerics;
+            settings.watchdog = options.watchdog;
             emulator::Compiler::new(settings).map_err(|error| Error::Unsupported {
                 device: NAME,
                 what: "running shaders on this machine".to_owned(),
@@ -307,7 +317,7 @@ impl EmulatedGpu {
             is_emulated: true,
         };
         let run = emulator::RunOptions { order: options.order, threads: options.threads.max(1) };
-        let order = options.order;
+        let (order, watchdog) = (options.order, options.watchdog);
         let shaders = Arc::new(Shaders {
             compiler,
             replaced: options.replaced.clone(),
@@ -315,7 +325,7 @@ impl EmulatedGpu {
             libraries: Libraries::default(),
         });
         let (pipelines, trace, queue) = (Mutex::default(), Arc::default(), Arc::default());
-        Ok(EmulatedGpu { shaders, facts, order, run, pipelines, trace, queue })
+        Ok(EmulatedGpu { shaders, facts, order, run, watchdog, pipelines, trace, queue })
     }
 
     /// Record the work of every dispatch from now on.
@@ -348,15 +358,24 @@ impl Work {
     /// Run all groups up to the first fault, which is given in words, or the seconds.
     fn run(self) -> std::result::Result<f64, String> {
         let begun = Instant::now();
+        let mut seconds = 0.0;
         // SAFETY: as in `dispatch`.
         let reached = self.reached.iter().map(|Reached(buffer)| unsafe { &(**buffer).buffer });
         let resources: Vec<_> = reached.map(emulator::Resource::write).collect();
         for (index, group) in self.groups.iter().enumerate() {
             for (place, waiting) in self.in_order(group).into_iter().enumerate() {
-                self.dispatch(waiting, &resources, index > 0 && place == 0).map_err(|error| match error {
+                let after_barrier = index > 0 && place == 0;
+                let done = self.dispatch(waiting, &resources, after_barrier).map_err(|error| match error {
                     Error::Failed { reason, .. } => reason,
                     error => error.to_string(),
-                })?;
+                });
+                seconds += done?;
+                if self.watchdog.is_some_and(|most| seconds > most.as_secs_f64()) {
+                    return Err(format!(
+                        "watchdog: a command buffer of at least {seconds:.1} s on an M1 with 8 cores, up to {}; macOS ends it",
+                        waiting.pipeline.0.kernel.function
+                    ));
+                }
             }
         }
         Ok(begun.elapsed().as_secs_f64())
@@ -376,12 +395,13 @@ impl Work {
         group
     }
 
+    /// Runs a dispatch. Returns the seconds that a slow GPU needs at least.
     fn dispatch(
         &self,
         waiting: &Waiting,
         resources: &[emulator::Resource],
         after_barrier: bool,
-    ) -> Result<()> {
+    ) -> Result<f64> {
         let pipeline = waiting.pipeline.load()?;
         let bindings: Vec<emulator::Binding> = waiting
             .bindings
@@ -396,23 +416,28 @@ impl Work {
             })
             .collect();
         let bytes = [(0, waiting.arguments.as_slice())];
-        let threadgroup = [(0, waiting.threadgroup_bytes)];
         let dispatch = emulator::Dispatch {
             pipeline,
             buffers: &bindings,
             resources,
             bytes: if waiting.arguments.is_empty() { &[] } else { &bytes },
-            threadgroup_memory: if waiting.threadgroup_bytes == 0 { &[] } else { &threadgroup },
+            threadgroup_memory: &[(0, waiting.threadgroup_length)],
             threadgroups: waiting.threadgroups,
             threads_per_threadgroup: waiting.threads,
         };
-        let counters = dispatch.run(&self.run).map_err(|fault| failed(&fault))?;
+        let counters = dispatch.run(&self.run).map_err(|fault| match fault.kind {
+            emulator::FaultKind::TooMuchThreadgroupMemory { .. } => {
+                failed(&format!("{fault}; {} of them by the encoder's length", waiting.threadgroup_length))
+            }
+            _ => failed(&fault),
+        })?;
+        let seconds = counters.seconds();
         if let Some(trace) = lock(&self.trace).as_mut() {
             let Kernel { file, function } = waiting.pipeline.0.kernel.clone();
             let threadgroups = waiting.threadgroups;
             trace.push(Traced { file, function, threadgroups, after_barrier, counters });
         }
-        Ok(())
+        Ok(seconds)
     }
 }
 
@@ -434,11 +459,13 @@ impl Encoder<EmulatedGpu> for EmulatedEncoder {
             let buffer = buffers.get(location.buffer as usize)?;
             Some((Operand { location, len, ..*operand }, &raw const *buffer))
         };
+        let set = super::threadgroup_length(self.threadgroup_length, dispatch.threadgroup_bytes);
+        self.threadgroup_length = set.unwrap_or(self.threadgroup_length);
         self.group.push(Waiting {
             pipeline: dispatch.pipeline.clone(),
             bindings: dispatch.operands.iter().filter_map(bound).collect(),
             arguments: dispatch.arguments.to_vec(),
-            threadgroup_bytes: dispatch.threadgroup_bytes,
+            threadgroup_length: self.threadgroup_length,
             threadgroups: dispatch.threadgroups,
             threads: dispatch.threads,
         });
@@ -527,7 +554,8 @@ impl Gpu for EmulatedGpu {
         encode(&mut encoder);
         encoder.barrier();
         let EmulatedEncoder { reached, groups, .. } = encoder;
-        let work = Work { reached, groups, order: self.order, run: self.run, trace: self.trace.clone() };
+        let (order, run, watchdog) = (self.order, self.run, self.watchdog);
+        let work = Work { reached, groups, order, run, watchdog, trace: self.trace.clone() };
         let submitted = Arc::new(Submitted { work: Mutex::new(Some(work)), ended: OnceLock::new() });
         lock(&self.queue).push_back(submitted.clone());
         Ok(EmulatedTicket { submitted, queue: self.queue.clone() })

@@ -7,7 +7,7 @@ use ingle_device_metal::kernels::{HEADERS, Kernel};
 pub use metal_emulator::Sanitizer;
 use metal_emulator::{
     Binding, Buffer, Compiler, Constant, Counters, Dispatch, LaneOrder, Library, Options, ParameterKind,
-    Resource, RunOptions,
+    Pipeline, Resource, RunOptions,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -120,9 +120,10 @@ impl Launch {
     /// bits.
     pub fn run(&self) -> Outcome {
         let library = library(self.file, Way::Checked);
-        let forward = self.run_once(&library, LaneOrder::Forward);
+        let pipeline = self.pipeline(&library);
+        let forward = self.run_once(&library, &pipeline, LaneOrder::Forward);
         for order in [LaneOrder::Reverse, LaneOrder::Random(11)] {
-            let other = self.run_once(&library, order);
+            let other = self.run_once(&library, &pipeline, order);
             assert!(forward.pool == other.pool, "{}: {order:?} stores other bits", self.function);
             for (index, bytes) in &forward.buffers {
                 assert!(
@@ -150,23 +151,26 @@ impl Launch {
     pub fn sanitize_file(&self, sanitizer: Sanitizer) -> Outcome {
         let compiler = compiler(Way::Sanitized(sanitizer));
         match compiler.compile_function(self.file, source(self.file), HEADERS, &self.function) {
-            Ok(library) => self.run_once(&library, LaneOrder::Reverse),
+            Ok(library) => self.run_once(&library, &self.pipeline(&library), LaneOrder::Reverse),
             Err(error) => panic!("{}: {error}", self.function),
         }
     }
 
     fn run_own(&self, way: Way, source: &str) -> Outcome {
         match compiler(way).compile("own.metal", source, HEADERS) {
-            Ok(library) => self.run_once(&library, LaneOrder::Reverse),
+            Ok(library) => self.run_once(&library, &self.pipeline(&library), LaneOrder::Reverse),
             Err(error) => panic!("{}: {error}", self.function),
         }
     }
 
-    fn run_once(&self, library: &Library, order: LaneOrder) -> Outcome {
+    fn pipeline(&self, library: &Library) -> Pipeline {
         let declared = |index: &u16| library.constants().iter().any(|c| c.index == *index);
         let constants: Vec<_> =
             self.constants.iter().filter(|c| declared(c.0)).map(|(i, c)| (*i, *c)).collect();
-        let pipeline = library.pipeline(&self.function, &constants).unwrap();
+        library.pipeline(&self.function, &constants).unwrap()
+    }
+
+    fn run_once(&self, library: &Library, pipeline: &Pipeline, order: LaneOrder) -> Outcome {
         let offset = |index: &u32| self.offsets.get(index).copied().unwrap_or(0);
         let make = |(index, bytes): (&u32, &Vec<u8>)| {
             let whole = [&vec![0xff; offset(index)][..], bytes].concat();
@@ -204,7 +208,7 @@ impl Launch {
         }
         let memory = [(0, self.threadgroup_memory)];
         let dispatch = Dispatch {
-            pipeline: &pipeline,
+            pipeline,
             buffers: &bindings,
             resources: &resources,
             bytes: &[(0, &self.arguments)],
