@@ -84,6 +84,17 @@ impl std::ops::Deref for Facts {
     }
 }
 
+/// Length of threadgroup memory to set before a dispatch that needs `needed` bytes, if an encoder
+/// has `now`. `None` leaves it.
+///
+/// The length outlives the pipeline, and a driver may count it for the next one, which may have no
+/// such argument. So it falls to the least where a dispatch needs none.
+pub fn threadgroup_length(now: u32, needed: u32) -> Option<u32> {
+    const LEAST: u32 = 16;
+    let length = needed.max(LEAST);
+    (length != now).then_some(length)
+}
+
 /// Threads of a SIMD-group on every GPU of Apple's.
 pub const SIMD_WIDTH: u32 = 32;
 

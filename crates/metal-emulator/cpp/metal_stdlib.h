@@ -96,6 +96,7 @@ typedef unsigned long ulong;
 #include "simdgroup_matrix.h"
 #include "metal_tensor.h"
 #include "atomic.h"
+#include "internals.h"
 #include "launch.h"
 #ifndef MSL_STRICT
 #pragma float_control(pop)

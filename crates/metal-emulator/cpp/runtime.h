@@ -133,6 +133,7 @@ struct msl_dispatch {
     msl_u32 n_resources;
     msl_u32 flush;              // subnormal f32 are zero
     msl_u32 ulp;                // msl_ulp
+    msl_u64 most_steps;         // accesses and operations of all lanes, after which a fault ends the run
     msl_u64 * next;             // the next threadgroup to run, shared by the workers
     msl_u32 * stop;             // set by the worker that found a fault
 };
@@ -144,6 +145,7 @@ struct msl_counters {
     msl_u64 threadgroup_read, threadgroup_written;
     msl_u64 read[31], written[31];       // bytes, by position in `buffers`
     msl_u64 switches;
+    msl_u64 steps;                       // accesses, and operations of lanes
 };
 
 enum msl_fault_kind {
@@ -159,6 +161,7 @@ enum msl_fault_kind {
     MSL_MISALIGNED,           // address, size is the alignment
     MSL_ALIASED,              // address, size, count is the index of the binding that wrote
     MSL_UNORDERED,            // address, size, count is the thread that wrote
+    MSL_OVERDUE,              // size: the steps allowed
     MSL_UNDEFINED,            // name describes it
 };
 

@@ -93,6 +93,12 @@ pub(crate) fn contractible() -> Vec<String> {
 /// Makes clang write an object file.
 pub(crate) const OBJECT: &str = "-c";
 
+/// Accepts extensions of newer versions of C++.
+pub(crate) const NEWER_LANGUAGE: &str = "-Wno-c++17-extensions -Wno-c++20-extensions -Wno-c++23-extensions";
+
+/// Makes clang end after its front end.
+pub(crate) const NOTHING: &str = "-fsyntax-only";
+
 /// Makes clang write its output before optimisation, as text.
 pub(crate) const TEXT: &str = "-S -emit-llvm -Xclang -disable-llvm-passes";
 

@@ -12,6 +12,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("simdgroup_matrix.h", include_str!("../cpp/simdgroup_matrix.h")),
     ("metal_tensor.h", include_str!("../cpp/metal_tensor.h")),
     ("atomic.h", include_str!("../cpp/atomic.h")),
+    ("internals.h", include_str!("../cpp/internals.h")),
     ("launch.h", include_str!("../cpp/launch.h")),
     ("worker.h", include_str!("../cpp/worker.h")),
 ];

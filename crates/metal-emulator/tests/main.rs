@@ -10,6 +10,7 @@ mod faults;
 mod language;
 mod linear;
 mod numerics;
+mod overloads;
 mod resources;
 mod sanitizers;
 mod strict;

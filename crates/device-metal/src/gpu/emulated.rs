@@ -20,7 +20,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use weights::Bytes;
 
 /// The name on the command line.
@@ -56,6 +56,9 @@ pub struct Options {
     /// A sanitizer, and the files whose kernels run under it: they run in a process of their own,
     /// without counts and without limits of bindings.
     pub sanitized: Option<(emulator::Sanitizer, IsOf)>,
+    /// Longest time of a command buffer on an M1 with 8 cores, estimated from counted work: macOS
+    /// ends longer ones. `None` allows any.
+    pub watchdog: Option<Duration>,
 }
 
 impl Options {
@@ -73,6 +76,7 @@ impl Options {
             most_ops: MOST_OPS,
             most_threads: |_| emulator::MAX_THREADS_PER_THREADGROUP,
             sanitized: None,
+            watchdog: Some(Duration::from_secs(2)),
         }
     }
 }
@@ -192,6 +196,7 @@ impl Shaders {
 }
 
 /// The emulated GPU.
+    watchdog: Option<Duration>,
 pub struct EmulatedGpu {
     shaders: Arc<Shaders>,
     facts: Facts,
@@ -216,7 +221,8 @@ struct Waiting {
     /// The binding, the address of its buffer.
     bindings: Vec<(Operand, *const EmulatedBuffer)>,
     arguments: Vec<u8>,
-    threadgroup_bytes: u32,
+    /// Length of threadgroup memory that the encoder has, whether the kernel uses it or not.
+    threadgroup_length: u32,
     threadgroups: [u32; 3],
     threads: [u32; 3],
 }
@@ -237,6 +243,8 @@ pub struct EmulatedEncoder {
     reached: Vec<Reached>,
     groups: Vec<Vec<Waiting>>,
     group: Vec<Waiting>,
+    /// Length of threadgroup memory at index 0, which stays from one dispatch to the next.
+    threadgroup_length: u32,
 }
 
 /// Work on its way.
@@ -245,6 +253,7 @@ struct Work {
     groups: Vec<Vec<Waiting>>,
     order: emulator::LaneOrder,
     run: emulator::RunOptions,
+    watchdog: Option<Duration>,
     trace: Arc<Mutex<Option<Vec<Traced>>>>,
 }
 
@@ -301,6 +310,7 @@ impl EmulatedGpu {
             let mut settings = emulator::Options::new(&options.cache);
             (settings.counting, settings.sanitizer) = (options.counting, sanitizer);
             (settings.numerics, settings.tensors) = (options.numerics, options.tensors);
+            settings.watchdog = options.watchdog;
             if options.tensors {
                 settings.defines.push(("WITH_TENSORS".to_owned(), "1".to_owned()));
             }
@@ -331,7 +341,7 @@ impl EmulatedGpu {
             is_emulated: true,
         };
         let run = emulator::RunOptions { order: options.order, threads: options.threads.max(1) };
-        let order = options.order;
+        let (order, watchdog) = (options.order, options.watchdog);
         let shaders = Arc::new(Shaders {
             compiler,
             replaced: options.replaced.clone(),
@@ -341,7 +351,19 @@ impl EmulatedGpu {
         let (pipelines, notes) = (Mutex::default(), Mutex::default());
         let (trace, queue) = (Arc::default(), Arc::default());
         let (most_threads, most_ops) = (options.most_threads, options.most_ops);
-        Ok(EmulatedGpu { shaders, facts, order, run, pipelines, most_threads, most_ops, notes, trace, queue })
+        Ok(EmulatedGpu {
+            shaders,
+            facts,
+            order,
+            run,
+            watchdog,
+            pipelines,
+            most_threads,
+            most_ops,
+            notes,
+            trace,
+            queue,
+        })
     }
 
     /// Record the work of every dispatch from now on.
@@ -408,6 +430,7 @@ impl Work {
     /// Run all groups up to the first fault, which is given in words, or the seconds.
     fn run(self) -> std::result::Result<f64, String> {
         let begun = Instant::now();
+        let mut seconds = 0.0;
         // SAFETY: as in `dispatch`.
         let reached = self.reached.iter().map(|Reached(buffer)| unsafe { &(**buffer).buffer });
         let resources: Vec<_> = reached.map(emulator::Resource::write).collect();
@@ -415,10 +438,18 @@ impl Work {
         for (index, group) in self.groups.iter().enumerate() {
             for (place, waiting) in self.in_order(group).into_iter().enumerate() {
                 let after_barrier = index > 0 && place == 0;
-                self.dispatch(waiting, &resources, after_barrier, is_first).map_err(|error| match error {
+                let done = self.dispatch(waiting, &resources, after_barrier, is_first);
+                seconds += done.map_err(|error| match error {
                     Error::Failed { reason, .. } => reason,
                     error => error.to_string(),
                 })?;
+                if self.watchdog.is_some_and(|most| seconds > most.as_secs_f64()) {
+                    let function = &waiting.pipeline.lazy.kernel.function;
+                    return Err(format!(
+                        "watchdog: a command buffer of at least {seconds:.1} s on an M1 with 8 cores, \
+                         up to {function}; macOS ends it"
+                    ));
+                }
                 is_first = false;
             }
         }
@@ -439,13 +470,14 @@ impl Work {
         group
     }
 
+    /// Runs a dispatch. Returns the seconds that a slow GPU needs at least.
     fn dispatch(
         &self,
         waiting: &Waiting,
         resources: &[emulator::Resource],
         after_barrier: bool,
         is_first: bool,
-    ) -> Result<()> {
+    ) -> Result<f64> {
         let pipeline = waiting.pipeline.load()?;
         let bindings: Vec<emulator::Binding> = waiting
             .bindings
@@ -460,23 +492,28 @@ impl Work {
             })
             .collect();
         let bytes = [(0, waiting.arguments.as_slice())];
-        let threadgroup = [(0, waiting.threadgroup_bytes)];
         let dispatch = emulator::Dispatch {
             pipeline,
             buffers: &bindings,
             resources,
             bytes: if waiting.arguments.is_empty() { &[] } else { &bytes },
-            threadgroup_memory: if waiting.threadgroup_bytes == 0 { &[] } else { &threadgroup },
+            threadgroup_memory: &[(0, waiting.threadgroup_length)],
             threadgroups: waiting.threadgroups,
             threads_per_threadgroup: waiting.threads,
         };
-        let counters = dispatch.run(&self.run).map_err(|fault| failed(&fault))?;
+        let counters = dispatch.run(&self.run).map_err(|fault| match fault.kind {
+            emulator::FaultKind::TooMuchThreadgroupMemory { .. } => {
+                failed(&format!("{fault}; {} of them by the encoder's length", waiting.threadgroup_length))
+            }
+            _ => failed(&fault),
+        })?;
+        let seconds = counters.seconds();
         if let Some(trace) = lock(&self.trace).as_mut() {
             let Kernel { file, function } = waiting.pipeline.lazy.kernel.clone();
             let threadgroups = waiting.threadgroups;
             trace.push(Traced { file, function, threadgroups, after_barrier, is_first, counters });
         }
-        Ok(())
+        Ok(seconds)
     }
 }
 
@@ -499,11 +536,13 @@ impl Encoder<EmulatedGpu> for EmulatedEncoder {
             Some((Operand { location, len, ..*operand }, &raw const *buffer))
         };
         let (threadgroups, threads) = dispatch.pipeline.fitted.grid(dispatch.threadgroups, dispatch.threads);
+        let set = super::threadgroup_length(self.threadgroup_length, dispatch.threadgroup_bytes);
+        self.threadgroup_length = set.unwrap_or(self.threadgroup_length);
         self.group.push(Waiting {
             pipeline: dispatch.pipeline.clone(),
             bindings: dispatch.operands.iter().filter_map(bound).collect(),
             arguments: dispatch.arguments.to_vec(),
-            threadgroup_bytes: dispatch.threadgroup_bytes,
+            threadgroup_length: self.threadgroup_length,
             threadgroups,
             threads,
         });
@@ -571,7 +610,8 @@ impl Gpu for EmulatedGpu {
         encode(&mut encoder);
         encoder.barrier();
         let EmulatedEncoder { reached, groups, .. } = encoder;
-        let work = Work { reached, groups, order: self.order, run: self.run, trace: self.trace.clone() };
+        let (order, run, watchdog) = (self.order, self.run, self.watchdog);
+        let work = Work { reached, groups, order, run, watchdog, trace: self.trace.clone() };
         let submitted = Arc::new(Submitted { work: Mutex::new(Some(work)), ended: OnceLock::new() });
         lock(&self.queue).push_back(submitted.clone());
         Ok(EmulatedTicket { submitted, queue: self.queue.clone() })

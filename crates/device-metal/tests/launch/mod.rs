@@ -7,7 +7,7 @@ use ingle_device_metal::kernels::{HEADERS, Kernel};
 pub use metal_emulator::Sanitizer;
 use metal_emulator::{
     Binding, Buffer, Compiler, Constant, Counters, Dispatch, LaneOrder, Library, Options, ParameterKind,
-    Resource, RunOptions,
+    Pipeline, Resource, RunOptions,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -132,9 +132,10 @@ impl Launch {
             false => library(self.file, Way::Checked),
             true => self.library_of_one(Way::Checked),
         };
-        let forward = self.run_once(&library, LaneOrder::Forward);
+        let pipeline = self.pipeline(&library);
+        let forward = self.run_once(&library, &pipeline, LaneOrder::Forward);
         for order in [LaneOrder::Reverse, LaneOrder::Random(11)] {
-            let other = self.run_once(&library, order);
+            let other = self.run_once(&library, &pipeline, order);
             assert!(forward.pool == other.pool, "{}: {order:?} stores other bits", self.function);
             for (index, bytes) in &forward.buffers {
                 assert!(
@@ -160,7 +161,8 @@ impl Launch {
 
     /// Runs only the file's own kernel under a sanitizer.
     pub fn sanitize_file(&self, sanitizer: Sanitizer) -> Outcome {
-        self.run_once(&self.library_of_one(Way::Sanitized(sanitizer)), LaneOrder::Reverse)
+        let library = self.library_of_one(Way::Sanitized(sanitizer));
+        self.run_once(&library, &self.pipeline(&library), LaneOrder::Reverse)
     }
 
     /// The file's own kernel without the others.
@@ -174,16 +176,19 @@ impl Launch {
 
     fn run_own(&self, way: Way, source: &str) -> Outcome {
         match compiler(way, self.tensors).compile("own.metal", source, HEADERS) {
-            Ok(library) => self.run_once(&library, LaneOrder::Reverse),
+            Ok(library) => self.run_once(&library, &self.pipeline(&library), LaneOrder::Reverse),
             Err(error) => panic!("{}: {error}", self.function),
         }
     }
 
-    fn run_once(&self, library: &Library, order: LaneOrder) -> Outcome {
+    fn pipeline(&self, library: &Library) -> Pipeline {
         let declared = |index: &u16| library.constants().iter().any(|c| c.index == *index);
         let constants: Vec<_> =
             self.constants.iter().filter(|c| declared(c.0)).map(|(i, c)| (*i, *c)).collect();
-        let pipeline = library.pipeline(&self.function, &constants).unwrap();
+        library.pipeline(&self.function, &constants).unwrap()
+    }
+
+    fn run_once(&self, library: &Library, pipeline: &Pipeline, order: LaneOrder) -> Outcome {
         let offset = |index: &u32| self.offsets.get(index).copied().unwrap_or(0);
         let make = |(index, bytes): (&u32, &Vec<u8>)| {
             let whole = [&vec![0xff; offset(index)][..], bytes].concat();
@@ -221,7 +226,7 @@ impl Launch {
         }
         let memory = [(0, self.threadgroup_memory)];
         let dispatch = Dispatch {
-            pipeline: &pipeline,
+            pipeline,
             buffers: &bindings,
             resources: &resources,
             bytes: &[(0, &self.arguments)],

@@ -68,6 +68,29 @@ impl Rewriter<'_> {
         Ok(Some(next + 1))
     }
 
+    /// In strict mode, a table in constant memory is not `const`: Metal converts it to `constant T *`,
+    /// while OpenCL's address space and `const` are two things.
+    pub(super) fn constant_table(&mut self, i: usize) {
+        if !self.strict || !self.open.is_empty() {
+            return;
+        }
+        let is_part = |k: usize| self.t.list.get(k).is_some_and(|t| t.kind == Kind::Word);
+        let (mut from, mut to) = (i, i + 1);
+        while from > 0 && is_part(from - 1) {
+            from -= 1;
+        }
+        while is_part(to) {
+            to += 1;
+        }
+        if self.t.word(to) == "[" && !self.attribute_at(to) {
+            for k in from..to {
+                if matches!(self.t.word(k), "const" | "constexpr") {
+                    self.replace(k, k + 1, "");
+                }
+            }
+        }
+    }
+
     /// `is_function_constant_defined(NAME)`.
     pub(super) fn constant_defined(&mut self, i: usize) -> Result<usize, Refusal> {
         let name = self.t.word(i + 2);

@@ -3,6 +3,8 @@
 
 use super::{Attribute, Kind, Refusal, Rewriter, quoted};
 use crate::library::{Function, Parameter, ParameterKind};
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// Attributes of position parameters: name, and the expression of the value at run time.
 const POSITIONS: &[(&str, &str)] = &[
@@ -50,7 +52,8 @@ pub(super) struct Pending {
     /// True after the word `kernel`.
     pub kernel: bool,
     host_name: Option<String>,
-    max_threads: Option<u32>,
+    /// Tokens of the expression of the most threads.
+    max_threads: Option<Range<usize>>,
     /// Their first token.
     first: Option<usize>,
 }
@@ -68,7 +71,7 @@ pub(super) struct Kernel {
     /// Names of its template's parameters.
     pub(super) template_parameters: Vec<String>,
     parameters: Vec<Parameter>,
-    max_threads: Option<u32>,
+    max_threads: Option<Range<usize>>,
     templated: bool,
     token: usize,
 }
@@ -79,7 +82,7 @@ pub(super) struct Instance {
     kernel: String,
     template_arguments: String,
     /// Tokens of `template_arguments`.
-    arguments: std::ops::Range<usize>,
+    arguments: Range<usize>,
     token: usize,
 }
 
@@ -91,10 +94,15 @@ impl Rewriter<'_> {
         for a in &list {
             match a.name.as_str() {
                 "host_name" => self.pending.host_name = Some(self.string(a)?),
-                "max_total_threads_per_threadgroup" => {
-                    self.pending.max_threads = Some(self.integer(a.arguments.clone())?)
-                }
+                "max_total_threads_per_threadgroup" => self.pending.max_threads = Some(a.arguments.clone()),
                 "kernel" => self.pending.kernel = true,
+                // Helper functions may repeat the attributes of the kernel's parameters, without effect.
+                name if self.in_parameters()
+                    && (position(name).is_some() || matches!(name, "buffer" | "threadgroup")) =>
+                {
+                    self.replace(i, next, "");
+                    return Ok(next);
+                }
                 name if super::HARMLESS.contains(&name)
                     || name.starts_with("clang::")
                     || name.starts_with("gnu::") =>
@@ -112,6 +120,11 @@ impl Rewriter<'_> {
             self.replace(i, next, "");
         }
         Ok(next)
+    }
+
+    /// Returns true between the brackets of a function's parameters.
+    fn in_parameters(&self) -> bool {
+        self.open.last().is_some_and(|open| self.t.word(*open) == "(")
     }
 
     fn string(&self, a: &Attribute) -> Result<String, Refusal> {
@@ -262,14 +275,19 @@ impl Rewriter<'_> {
 
     fn parameter(&mut self, from: usize, to: usize, next_buffer: &mut u32) -> Result<Parameter, Refusal> {
         let attribute = (from..to).find(|&i| self.attribute_at(i));
-        let name_at = attribute.unwrap_or(to).saturating_sub(1);
+        let mut name_at = attribute.unwrap_or(to).saturating_sub(1);
+        // An array is a pointer to its elements.
+        let is_array = self.t.word(name_at) == "]";
+        if is_array {
+            name_at = self.opening(name_at, from)?.saturating_sub(1);
+        }
         if name_at <= from || self.t.list[name_at].kind != Kind::Word {
             let text = self.t.phrase(from, to);
             return Err(self.refuse(from, format!("parameter '{text}': expected 'TYPE NAME [[attribute]]'")));
         }
         let has = |word: &str| (from..name_at).any(|i| self.t.word(i) == word);
         let (name, type_name) = (self.t.word(name_at).to_owned(), self.t.phrase(from, name_at));
-        let indirect = has("*") || has("&");
+        let indirect = is_array || has("*") || has("&");
         let in_threadgroup = has("threadgroup");
         let writable = has("device") && !has("const");
         let in_device = has("device") || has("constant");
@@ -493,7 +511,7 @@ impl Rewriter<'_> {
             out.push(Function {
                 name: instance.host_name.clone(),
                 parameters: kernel.parameters.clone(),
-                max_threads: kernel.max_threads,
+                max_threads: self.max_threads(kernel, instance)?,
                 constants,
             });
         }
@@ -512,6 +530,29 @@ impl Rewriter<'_> {
             ));
         }
         Ok(out)
+    }
+
+    /// The most threads of a threadgroup of an instance, whose template arguments the expression may
+    /// name.
+    fn max_threads(&self, kernel: &Kernel, instance: &Instance) -> Result<Option<u32>, Refusal> {
+        let Some(expression) = kernel.max_threads.clone() else { return Ok(None) };
+        let mut arguments = HashMap::new();
+        let (mut start, mut at, mut names) =
+            (instance.arguments.start + 1, instance.arguments.start + 1, kernel.template_parameters.iter());
+        while at <= instance.arguments.end && !instance.arguments.is_empty() {
+            match self.t.word(at) {
+                "(" | "[" | "<" => at = self.t.closing(at)?,
+                "," | ">" => {
+                    if let Some(name) = names.next() {
+                        arguments.insert(name.as_str(), start..at);
+                    }
+                    start = at + 1;
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+        self.integer_with(expression, &arguments).map(Some)
     }
 
     /// C++ that calls each kernel with a dispatch's buffers and the lane's positions.
