@@ -1,8 +1,13 @@
 // Names of Apple's library that other projects use after `#pragma METAL internals : enable`. The
-// last argument of a mathematical function chooses between fast and precise; both are the same here.
+// last argument of a mathematical function chooses between fast and precise; both are the same
+// here.
 #pragma once
 #pragma GCC system_header
 
+namespace metal {
+template<class... B> struct _disjunction : false_type {};
+template<class A, class... B> struct _disjunction<A, B...> : bool_constant<(bool) A::value || _disjunction<B...>::value> {};
+}
 enum { __METAL_PRECISE_MATH__, __METAL_FAST_MATH__, __METAL_MAYBE_FAST_MATH__ };
 #define MSL_INTERNAL1(name) MSL_INLINE float __metal_##name(float x, int) { return metal::name(x); }
 #define MSL_INTERNAL2(name) MSL_INLINE float __metal_##name(float x, float y, int) { return metal::name(x, y); }

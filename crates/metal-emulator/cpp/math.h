@@ -1,8 +1,9 @@
 // Scalar and vector functions. Halves are computed in float and rounded once. fast:: and precise::
 // are the same functions.
 //
-// As in Apple's library of Metal 3.1, functions of bfloat are missing: the argument becomes a float,
-// and so does the result. A scalar where a vector is expected is converted, whatever its type.
+// As in Apple's library of Metal 3.1, functions of bfloat are missing: the argument becomes a
+// float, and so does the result. A scalar where a vector is expected is converted, whatever its
+// type.
 #pragma once
 #pragma GCC system_header
 

@@ -62,6 +62,9 @@ struct bfloat {
     template<class F, metal::enable_if_t<metal::is_same<F, float>::value || metal::is_same<F, half>::value, int> = 0>
     constexpr explicit bfloat(F f) : bits(round(__builtin_bit_cast(uint, (float) f))) {}
     template<class I, metal::enable_if_t<metal::is_integral<I>::value, int> = 0> constexpr bfloat(I i) : bfloat((float) i) {}
+    // A class that converts to bool, and not to bfloat itself.
+    template<class C, metal::enable_if_t<__is_class(C) && __is_convertible(C, bool) && !__is_convertible(C, bfloat), int> = 0>
+    constexpr explicit bfloat(C c) : bfloat((float) (bool) c) {}
     constexpr operator float() const { return __builtin_bit_cast(float, (uint) bits << 16); }
 #ifdef MSL_STRICT
     bfloat(const __constant bfloat & o) : bits(o.bits) {}
@@ -143,7 +146,8 @@ template<class T, size_t N> struct array {
 };
 }
 
-// For two bfloats, or one and an integer: with any other type, the bfloat is converted to that type.
+// For two bfloats, or one and an integer: with any other type, the bfloat is converted to that
+// type.
 #define MSL_BFLOAT(op) \
     template<class B> MSL_INLINE constexpr metal::enable_if_t<metal::is_same<B, bfloat>::value, B> operator op(B a, B b) { return B((float) a op (float) b); } \
     template<class B, class I> MSL_INLINE constexpr metal::enable_if_t<metal::is_same<B, bfloat>::value && metal::is_integral<I>::value, B> operator op(B a, I b) { return a op B(b); } \

@@ -501,11 +501,10 @@ impl Work {
             threadgroups: waiting.threadgroups,
             threads_per_threadgroup: waiting.threads,
         };
-        let counters = dispatch.run(&self.run).map_err(|fault| match fault.kind {
-            emulator::FaultKind::TooMuchThreadgroupMemory { .. } => {
-                failed(&format!("{fault}; {} of them by the encoder's length", waiting.threadgroup_length))
-            }
-            _ => failed(&fault),
+        let counters = dispatch.run(&self.run).map_err(|fault| {
+            let is_memory = matches!(fault.kind, emulator::FaultKind::TooMuchThreadgroupMemory { .. });
+            let length = format!("; {} of them by the encoder's length", waiting.threadgroup_length);
+            failed(&format!("{fault}{}", if is_memory { length.as_str() } else { "" }))
         })?;
         let seconds = counters.seconds();
         if let Some(trace) = lock(&self.trace).as_mut() {

@@ -1,13 +1,13 @@
 //! Kernels: their attributes and parameters, host names, explicit instantiations, and the table of
 //! entry points.
 
-use super::{Attribute, Kind, Refusal, Rewriter, quoted};
+use super::{Attribute, Kind, Refusal, Rewriter};
 use crate::library::{Function, Parameter, ParameterKind};
 use std::collections::HashMap;
 use std::ops::Range;
 
 /// Attributes of position parameters: name, and the expression of the value at run time.
-const POSITIONS: &[(&str, &str)] = &[
+pub(super) const POSITIONS: &[(&str, &str)] = &[
     ("thread_position_in_grid", "c->thread_position_in_grid"),
     ("thread_position_in_threadgroup", "c->thread_position_in_threadgroup"),
     ("thread_index_in_threadgroup", "c->thread_index_in_threadgroup"),
@@ -70,7 +70,7 @@ pub(super) struct Kernel {
     pub(super) name: String,
     /// Names of its template's parameters.
     pub(super) template_parameters: Vec<String>,
-    parameters: Vec<Parameter>,
+    pub(super) parameters: Vec<Parameter>,
     max_threads: Option<Range<usize>>,
     templated: bool,
     token: usize,
@@ -78,9 +78,9 @@ pub(super) struct Kernel {
 
 /// A kernel under a host name: `template_arguments` as in the source, `<` and `>` included.
 pub(super) struct Instance {
-    host_name: String,
-    kernel: String,
-    template_arguments: String,
+    pub(super) host_name: String,
+    pub(super) kernel: String,
+    pub(super) template_arguments: String,
     /// Tokens of `template_arguments`.
     arguments: Range<usize>,
     token: usize,
@@ -96,7 +96,8 @@ impl Rewriter<'_> {
                 "host_name" => self.pending.host_name = Some(self.string(a)?),
                 "max_total_threads_per_threadgroup" => self.pending.max_threads = Some(a.arguments.clone()),
                 "kernel" => self.pending.kernel = true,
-                // Helper functions may repeat the attributes of the kernel's parameters, without effect.
+                // Helper functions may repeat the attributes of the kernel's parameters, without
+                // effect.
                 name if self.in_parameters()
                     && (position(name).is_some() || matches!(name, "buffer" | "threadgroup")) =>
                 {
@@ -520,7 +521,10 @@ impl Rewriter<'_> {
         {
             return Err(self.refuse(0, format!("there is no kernel of the host name '{only}'")));
         }
-        let bare = |k: &&Kernel| k.templated && !self.instances.iter().any(|i| i.kernel == k.name);
+        // A header may have templates for other sources.
+        let is_own = |k: &Kernel| self.t.list[k.token].file <= 1;
+        let bare =
+            |k: &&Kernel| k.templated && is_own(k) && !self.instances.iter().any(|i| i.kernel == k.name);
         if let Some(k) = self.kernels.iter().find(bare)
             && self.only.is_none()
         {
@@ -532,8 +536,8 @@ impl Rewriter<'_> {
         Ok(out)
     }
 
-    /// The most threads of a threadgroup of an instance, whose template arguments the expression may
-    /// name.
+    /// The most threads of a threadgroup of an instance, whose template arguments the expression
+    /// may name.
     fn max_threads(&self, kernel: &Kernel, instance: &Instance) -> Result<Option<u32>, Refusal> {
         let Some(expression) = kernel.max_threads.clone() else { return Ok(None) };
         let mut arguments = HashMap::new();
@@ -553,59 +557,5 @@ impl Rewriter<'_> {
             at += 1;
         }
         self.integer_with(expression, &arguments).map(Some)
-    }
-
-    /// C++ that calls each kernel with a dispatch's buffers and the lane's positions.
-    pub(super) fn entry_points(&self) -> String {
-        let mut text = String::from(
-            "\n# 1 \"<entry points>\"\n#undef device\n#undef constant\n#undef threadgroup\n#undef thread\n",
-        );
-        text.push_str("#ifndef MSL_STRICT\n");
-        let mut table = String::new();
-        for (n, instance) in self.instances.iter().enumerate() {
-            let Some(kernel) = self.kernels.iter().find(|k| k.name == instance.kernel) else { continue };
-            let call = format!("{}{}", instance.kernel, instance.template_arguments);
-            let (mut arguments, mut present) = (Vec::new(), String::new());
-            for (k, p) in kernel.parameters.iter().enumerate() {
-                let parameter = format!("msl_parameter<{k}, msl_f>");
-                arguments.push(match p.kind {
-                    ParameterKind::Buffer(i) => {
-                        format!("msl_memory<{parameter}>::at(c->group->buffers[{i}])")
-                    }
-                    ParameterKind::Threadgroup(i) => {
-                        format!("msl_memory<{parameter}>::at(c->group->threadgroup[{i}])")
-                    }
-                    ParameterKind::Position(name) => {
-                        let from = POSITIONS.iter().find(|(n, _)| *n == name).map_or("", |(_, from)| from);
-                        format!("msl_position<{parameter}>({from})")
-                    }
-                });
-                if let Some(c) = &p.condition {
-                    present.push_str(&format!("if (i == {k}) return (bool) {c}; "));
-                }
-            }
-            text.push_str(&format!(
-                "typedef decltype(&{call}) msl_function_{n};\n\
-                 static MSL_UNCHECKED void msl_run_{n}(const msl_lane_context * c) {{ \
-                 typedef decltype(&{call}) msl_f; (void) c; {call}({}); }}\n\
-                 static MSL_UNCHECKED bool msl_present_{n}(unsigned i) {{ (void) i; {present}return true; }}\n",
-                arguments.join(", ")
-            ));
-            table.push_str(&format!(
-                "{{ {}, msl_run_{n}, msl_present_{n}, (const void *) (msl_function_{n}) &{call} }}, ",
-                quoted(&instance.host_name)
-            ));
-        }
-        text.push_str(&format!(
-            "static const msl_entry msl_entries[] = {{ {table}{{ nullptr, nullptr, nullptr, nullptr }} }};\n"
-        ));
-        text.push_str(
-            "MSL_UNCHECKED const msl_entry * msl_entry_at(unsigned i) { return &msl_entries[i]; }\n",
-        );
-        text.push_str(
-            "extern \"C\" __attribute__((visibility(\"default\"))) MSL_UNCHECKED bool msl_present(unsigned f, unsigned i) { return msl_entries[f].present(i); }\n",
-        );
-        text.push_str("#endif\n");
-        text
     }
 }

@@ -11,6 +11,7 @@
 //! Anything else is rejected with its location, rather than passed on unchanged.
 
 mod constants;
+mod entries;
 mod kernels;
 mod members;
 mod spaces;

@@ -1,7 +1,8 @@
 //! Definitions that differ only by address spaces.
 //!
 //! In run mode there is a single address space, so the first of such functions, members and class
-//! specialisations stands for all of them. Those with different bodies are left to clang, as errors.
+//! specialisations stands for all of them. Those with different bodies are left to clang, as
+//! errors.
 
 use super::token::Tokens;
 use std::collections::HashMap;

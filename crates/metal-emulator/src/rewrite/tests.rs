@@ -107,6 +107,28 @@ fn threadgroup_variables_become_references() {
 }
 
 #[test]
+fn threadgroup_variables_may_be_zero() {
+    let r =
+        accept("kernel void k() { threadgroup float a[2] = {0}; threadgroup int b[1] = {}; a[0] = b[0]; }");
+    assert!(!r.text.contains("{0}") && !r.text.contains("{};"), "{}", r.text);
+}
+
+#[test]
+fn function_constants_may_be_static_and_constexpr() {
+    let r = accept("static constant constexpr const bool A [[function_constant(3)]];");
+    assert_eq!((r.constants[0].name.as_str(), r.constants[0].type_name.as_str()), ("A", "bool"));
+    assert!(r.text.contains("static const bool A =") && !r.text.contains("static static"), "{}", r.text);
+}
+
+#[test]
+fn headers_may_have_templates_for_other_sources() {
+    let source = "# 1 \"h.h\" 1\ntemplate<typename T> kernel void f(device T * x [[buffer(0)]]) {}\n# 2 \"t.metal\" 2\n\
+                  kernel void g(device int * x [[buffer(0)]]) {}\n";
+    let r = rewrite(&format!("# 1 \"t.metal\"\n{source}"), ALL).unwrap();
+    assert_eq!(r.functions.len(), 1);
+}
+
+#[test]
 fn numbers_are_metals() {
     let r = accept(
         "constant float x = 1.0 + 2e3 + 3.f; constant half y = 1.5h + 2h; constant bfloat z = 1.0bf; constant int w = 0xeh0;",

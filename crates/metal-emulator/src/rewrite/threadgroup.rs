@@ -93,6 +93,13 @@ impl Rewriter<'_> {
             text.push_str(&format!(
                 "threadgroup {type_name} (&{n}){d} = *(threadgroup {type_name} (*){d}) MSL_THREADGROUP(sizeof({type_name} {d}), \"{n}\"); "
             ));
+            // Apple's compiler takes zeros, and memory is as undefined as without.
+            if self.t.word(at) == "=" && self.t.word(at + 1) == "{" {
+                let close = self.t.closing(at + 1)?;
+                if (at + 2..close).all(|k| matches!(self.t.word(k), "0" | "0.0" | "0.0f")) {
+                    at = close + 1;
+                }
+            }
             match self.t.word(at) {
                 ";" => break,
                 "," => {
