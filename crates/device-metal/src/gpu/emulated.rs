@@ -196,12 +196,12 @@ impl Shaders {
 }
 
 /// The emulated GPU.
-    watchdog: Option<Duration>,
 pub struct EmulatedGpu {
     shaders: Arc<Shaders>,
     facts: Facts,
     order: emulator::LaneOrder,
     run: emulator::RunOptions,
+    watchdog: Option<Duration>,
     pipelines: Mutex<HashMap<PipelineKey, Arc<Lazy>>>,
     most_threads: fn(&Request) -> u32,
     most_ops: u64,

@@ -39,30 +39,6 @@ const UP: u16 = 17;
 const ROW_GATE: u16 = 18;
 const BOUNDED: u16 = 29;
 const AFFINE_WIDE: u16 = 19;
-// Function constant of expert_groups, as constants.h numbers it.
-const ROUTES: u16 = ingle_device_metal::kernels::constant::ROUTES;
-
-/// Arguments of route and expert_groups.
-#[derive(Clone, Copy, Default)]
-struct Routing {
-    normalise: bool,
-    scales: bool,
-    sigmoid: bool,
-    bias: bool,
-    groups: bool,
-}
-
-impl Routing {
-    fn bind(self, launch: Launch) -> Launch {
-        use ingle_device_metal::kernels::constant::{GROUPS, HAS_BIAS, HAS_WEIGHT, NORMALISE, SIGMOID};
-        launch
-            .flag(NORMALISE, self.normalise)
-            .flag(HAS_WEIGHT, self.scales)
-            .flag(SIGMOID, self.sigmoid)
-            .flag(HAS_BIAS, self.bias)
-            .flag(GROUPS, self.groups)
-    }
-}
 
 // Function constants of join.h.
 const JOIN_WEIGHT: u16 = 20;
