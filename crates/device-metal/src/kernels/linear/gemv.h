@@ -98,7 +98,7 @@ template<short N, short R> struct Products {
 // Adds a span for one row of x, which stays in registers while each row of weights is loaded.
 template<class D, short R, class X>
 static inline void add_span(thread Products<1, R> & p, thread const WeightRow * rows, // R
-                                   X x, device const float * norm, uint n_in, uint span) {
+                            X x, device const float * norm, uint n_in, uint span) {
     const short per_group = 4 / D::GROUPS;
     float4 v[4];
     float x_sums[D::GROUPS];
