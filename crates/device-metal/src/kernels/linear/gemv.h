@@ -95,10 +95,44 @@ template<short N, short R> struct Products {
     float squares[N]; // sums of squares of x, before the norm's weight
 };
 
+// Adds a span for one row of x, which stays in registers while each row of weights is loaded.
+template<class D, short R, class X>
+static inline void add_span(thread Products<1, R> & p, thread const WeightRow * rows, // R
+                            X x, device const float * norm, uint n_in, uint span) {
+    const short per_group = 4 / D::GROUPS;
+    float4 v[4];
+    float x_sums[D::GROUPS];
+    #pragma clang loop unroll(full)
+    for (short j = 0; j < 4; j++) {
+        const uint column = D::column(span, j);
+        v[j] = x.template load<D>(0, column, n_in);
+        if (LINEAR_NORM) {
+            p.squares[0] = fma(v[j].w, v[j].w, fma(v[j].z, v[j].z, fma(v[j].y, v[j].y, fma(v[j].x, v[j].x, p.squares[0]))));
+            v[j] *= load_x<D>(norm, column, n_in);
+        }
+        const float sum = (v[j].x + v[j].y) + (v[j].z + v[j].w);
+        x_sums[j / per_group] = j % per_group == 0 ? sum : x_sums[j / per_group] + sum;
+        v[j] *= D::factor();
+    }
+    #pragma clang loop unroll(full)
+    for (short r = 0; r < R; r++) {
+        const Codes<D::GROUPS> w = D::load(rows[r], span, n_in);
+        float total = p.sums[0][r];
+        #pragma clang loop unroll(full)
+        for (short j = 0; j < 4; j++) {
+            const short g = j / per_group;
+            const float4 q = w.q[j];
+            total = fma(w.scale[g], fma(q.w, v[j].w, fma(q.z, v[j].z, fma(q.y, v[j].y, q.x * v[j].x))), total);
+            if (D::OFFSET && j % per_group == per_group - 1) total = fma(w.offset[g], x_sums[g], total);
+        }
+        p.sums[0][r] = total;
+    }
+}
+
 // Adds a span. A vector of codes is multiplied with every row of x before the next one is decoded.
 // The other codes stay as they were loaded, since decoded ones would take 64 registers. `load` is
 // called again for each part of a span; the compiler loads and decodes each part once.
-template<class D, short N, short R, class X>
+template<class D, short R, short N, class X>
 static inline void add_span(thread Products<N, R> & p, thread const WeightRow * rows, // R
                             X x, device const float * norm, uint n_in, uint span) {
     const short per_group = 4 / D::GROUPS;
@@ -156,7 +190,7 @@ static inline Products<N, R> gemv_products(thread const WeightRow * rows, // R
         for (short r = 0; r < R; r++) p.sums[n][r] = 0.0f;
     }
     const uint n_spans = D::n_spans(n_in);
-    for (uint span = first_span; span < n_spans; span += step) add_span<D, N, R>(p, rows, x, norm, n_in, span);
+    for (uint span = first_span; span < n_spans; span += step) add_span<D, R>(p, rows, x, norm, n_in, span);
     return p;
 }
 
