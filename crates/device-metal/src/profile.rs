@@ -57,8 +57,8 @@ pub struct Profile {
     /// Rows of a span from which on recurrent layers take 16 positions at a time, as matrix
     /// products, and not one by one (`kernels/scan_chunks.h`).
     pub scan_rows: usize,
-    /// True if the tiles of prompts are multiplied on the tensor units of Metal 4. Only the emulator
-    /// has executed these kernels.
+    /// True if the tiles of prompts are multiplied on the tensor units of Metal 4. Only the
+    /// emulator has executed these kernels.
     pub tensor: bool,
 }
 

@@ -16,8 +16,8 @@ fn device() -> MetalDevice<EmulatedGpu> {
     MetalDevice::new(EmulatedGpu::new(&Options::new(cache)).unwrap())
 }
 
-/// Prompts on tensor units: a product with weights, one with experts, and attention. The kernels' own
-/// tests have every type and odd sizes.
+/// Prompts on tensor units: a product with weights, one with experts, and attention. The kernels'
+/// own tests have every type and odd sizes.
 #[test]
 fn tensor_units() {
     let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");

@@ -29,7 +29,8 @@ const COMMON: &str = "-x c++ -fPIC -ffreestanding -nostdinc -fno-exceptions -fno
 const STANDARD: &str = "-O2 -std=c++20 -ffp-contract=off";
 
 /// Flags of kernels. Metal 3.1 is C++14 and Metal 4.0 is C++17; later features are errors outside
-/// the emulator's own headers. Debug information locates sources as if they were in the folder `/metal`.
+/// the emulator's own headers. Debug information locates sources as if they were in the folder
+/// `/metal`.
 const KERNEL: &str = "-Wno-everything -Werror=c++17-extensions -Werror=c++20-extensions \
      -Werror=c++23-extensions -fdeclspec -gdwarf-4 -g1 -fdebug-compilation-dir=/metal -ferror-limit=20 \
      -Xclang -ffloat16-excess-precision=none";

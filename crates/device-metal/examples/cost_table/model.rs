@@ -10,7 +10,7 @@ pub type Range = [f64; 2];
 /// Share of the memory's bandwidth that a dispatch reaches.
 const SHARE: Range = [0.80, 0.92];
 
-/// The same for one row's products with chosen experts, which are 1 MB here and there. No published
+/// Like [`SHARE`], for one row's products with chosen experts, 1 MB here and there. No published
 /// engine reaches more.
 const EXPERT_SHARE: Range = [0.42, 0.60];
 
@@ -96,9 +96,10 @@ mod tests {
     type Published = (&'static str, [f64; 2], f64, f64, [(f64, f64, f64); 2]);
 
     /// Dependent dispatches are those of ggml's and MLX's graphs: norm; q, k and v; norms of heads;
-    /// RoPE; stores; attention and its merge; output; sum; norm; gate and up; activation; down; sum.
-    /// With experts: router, softmax, choice, weights, their sum and quotient, and a sum of experts.
-    /// Tiles of 32 pairs of an expert are whole, which makes 1.45 times the least products.
+    /// RoPE; stores; attention and its merge; output; sum; norm; gate and up; activation; down;
+    /// sum. With experts: router, softmax, choice, weights, their sum and quotient, and a sum of
+    /// experts. Tiles of 32 pairs of an expert are whole, which makes 1.45 times the least
+    /// products.
     const PUBLISHED: [Published; 3] = [
         ("Qwen3-0.6B", [434.3, 0.0], 469.0, 28.0, [(14.0, 297.0, 4993.0), (13.0, 344.0, 4658.0)]),
         ("Llama-3.2-3B", [1968.1, 0.0], 2863.0, 28.0, [(13.0, 102.0, 871.0), (12.0, 112.0, 919.0)]),

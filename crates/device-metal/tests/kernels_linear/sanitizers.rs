@@ -45,8 +45,7 @@ fn sanitizers_find_nothing_where_threadgroup_memory_is_shared() {
     ];
     let source = source_of(&[name], &kernels);
     // Every template of a header that they include has an instance.
-    let is_needed =
-        |kernel: &&str| ["gemm", "gemv_2", "expert"].iter().any(|part| kernel.contains(part));
+    let is_needed = |kernel: &&str| ["gemm", "gemv_2", "expert"].iter().any(|part| kernel.contains(part));
     let tiles: Vec<&str> = kernels.into_iter().filter(is_needed).collect();
     let tiles = source_of(&[name], &tiles);
     let w = stored(&mut rng, "w", 67, n_in, block, 0.3);

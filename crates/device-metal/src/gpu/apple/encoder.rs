@@ -12,9 +12,6 @@ use objc2_metal::{
 };
 use std::ptr::NonNull;
 
-/// Bytes of threadgroup memory of a dispatch that needs none: the unit of such lengths.
-const LEAST_THREADGROUP_BYTES: u32 = 16;
-
 /// Dispatches of one command buffer. Hazards are tracked, and so what a command buffer does waits
 /// for the one before where it must.
 pub struct AppleEncoder {
@@ -171,13 +168,11 @@ impl Encoder<AppleGpu> for AppleEncoder {
             // SAFETY: the bytes are copied before the call returns.
             unsafe { encoder.setBytes_length_atIndex(bytes, dispatch.arguments.len(), 0) };
         }
-        // The length outlives the pipeline. A driver may count it for the next one, even if that
-        // declares no such memory: its own would then not fit, or fewer threadgroups at once.
-        let threadgroup_bytes = dispatch.threadgroup_bytes.max(LEAST_THREADGROUP_BYTES);
-        if threadgroup_bytes != self.threadgroup_bytes {
-            self.threadgroup_bytes = threadgroup_bytes;
+        let needed = dispatch.threadgroup_bytes;
+        if let Some(length) = crate::gpu::threadgroup_length(self.threadgroup_bytes, needed) {
+            self.threadgroup_bytes = length;
             // SAFETY: index 0 is what kernels with threadgroup memory declare.
-            unsafe { encoder.setThreadgroupMemoryLength_atIndex(threadgroup_bytes as usize, 0) };
+            unsafe { encoder.setThreadgroupMemoryLength_atIndex(length as usize, 0) };
         }
         let (groups, threads) = fitted.grid(dispatch.threadgroups, dispatch.threads);
         encoder.dispatchThreadgroups_threadsPerThreadgroup(size(groups), size(threads));
