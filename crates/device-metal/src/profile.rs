@@ -223,8 +223,8 @@ impl Profile {
         self.key_lanes.min(most).max(4)
     }
 
-    /// Rows of weights that a SIMD-group of a GEMV of one row computes, of products of `n_rows` rows
-    /// of weights in all.
+    /// Rows of weights that a SIMD-group of a GEMV of one row computes, of products of `n_rows`
+    /// rows of weights in all.
     pub fn weight_rows(&self, n_rows: usize) -> usize {
         let wide = self.weight_rows as usize;
         if n_rows.div_ceil(wide) < self.gemv_simdgroups as usize { GEMV_ROWS } else { wide }

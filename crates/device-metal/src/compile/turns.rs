@@ -22,7 +22,8 @@ pub(super) struct NewTurns {
 }
 
 impl<G: MetalGpu> Draft<'_, G> {
-    /// What the caller's dispatch writes; `None`: another one does, or nothing reads it.
+    /// Operands of the tables, if the caller's dispatch must write them; `None`: another one does,
+    /// or nothing reads them.
     pub(super) fn new_turns(&mut self) -> Option<NewTurns> {
         let c = self.compiler;
         let (turns, pairs) = c.tables.turns(TABLES, c.index)?;

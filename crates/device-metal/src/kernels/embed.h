@@ -1,5 +1,5 @@
-// embed_<type>: out[i] = scale * table[token[i]], for any type of weight. The step's first embedding
-// also writes the cosines and sines of the step's positions (turns.h).
+// embed_<type>: out[i] = scale * table[token[i]], for any type of weight. The step's first
+// embedding also writes the cosines and sines of the step's positions (turns.h).
 //
 // Host contract
 //   buffers  0 EmbedArguments (linear/arguments.h)

@@ -9,12 +9,12 @@
 // Buffers: 0 QkRopeKvArguments, 1 step, 2 q (tokens, q.n_heads * head_dim), 3 k (tokens, n_kv_heads
 // * head_dim), 4 v (like k), 5 q_out (like q; may be q), 6 positions (tokens), 7 row_spans
 // (tokens), 8 page_tables, 10 norm weight of q (head_dim; with FC_WHOLE_ROWS of all heads), 11 of
-// k, 12 turns of q (tokens, n_dims / 2) float2 (turns.h), 13 of k, 14 k_out (like k), 15 the layer's bias of keys (key_bias.h).
-// Buffers that the constants leave unused may be bound to anything. Constants: FC_KV_TYPE,
-// FC_Q_NORM, FC_K_NORM, FC_Q_WEIGHT, FC_K_WEIGHT, FC_Q_ROPE, FC_K_ROPE, FC_K_OUT, FC_V_NORM,
-// FC_WHOLE_ROWS, FC_KEY_BIAS. Threadgroup memory: 0 head_dim floats, rounded up to 16 bytes. Grid:
-// (heads, tokens) threadgroups of 32; heads is q.n_heads + 2 * n_kv_heads, or q.n_heads +
-// n_kv_heads if values are keys, or q.n_heads alone.
+// k, 12 turns of q (tokens, n_dims / 2) float2 (turns.h), 13 of k, 14 k_out (like k), 15 the
+// layer's bias of keys (key_bias.h). Buffers that the constants leave unused may be bound to
+// anything. Constants: FC_KV_TYPE, FC_Q_NORM, FC_K_NORM, FC_Q_WEIGHT, FC_K_WEIGHT, FC_Q_ROPE,
+// FC_K_ROPE, FC_K_OUT, FC_V_NORM, FC_WHOLE_ROWS, FC_KEY_BIAS. Threadgroup memory: 0 head_dim
+// floats, rounded up to 16 bytes. Grid: (heads, tokens) threadgroups of 32; heads is q.n_heads +
+// 2 * n_kv_heads, or q.n_heads + n_kv_heads if values are keys, or q.n_heads alone.
 #include <metal_stdlib>
 using namespace metal;
 #include "constants.h"

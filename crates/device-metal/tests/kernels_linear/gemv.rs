@@ -1,4 +1,5 @@
-//! GEMV: one, two, four and eight rows, and eight rows of a weight at a time; up to three weights of one x; and the bytes that are read.
+//! GEMV: one, two, four and eight rows, and eight rows of a weight at a time; up to three weights
+//! of one x; and the bytes that are read.
 
 use super::*;
 

@@ -14,7 +14,8 @@
 //            24 sum (cols), overlaps no input
 //            25 up (n_out_0), LINEAR_UP
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
-//   grid     (ceil(G / (S / LINEAR_SPLIT * passes)), 1, 1), G as in linear/gemv.h with R = 4; there is one row
+//   grid     (ceil(G / (S / LINEAR_SPLIT * passes)), 1, 1), G as in linear/gemv.h with R = 4; there
+//            is one row
 //   constants those of linear/gemv.h, with LINEAR_NORM, _RESIDUAL and _ROW_GATE false; those of
 //            join.h, with JOIN_PARTS false, JOIN_NORM true, JOIN_NORMS 0 or 1
 //   threadgroup memory 0  16 * ceil(n_in / 4) bytes
