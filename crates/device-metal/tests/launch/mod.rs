@@ -259,7 +259,8 @@ enum Way {
 /// is the device's own, so that a file is compiled once for all tests of all crates, and kept for
 /// the next run.
 fn compiler(way: Way, tensors: bool) -> Arc<Compiler> {
-    static COMPILERS: Mutex<Vec<((Way, bool), Arc<Compiler>)>> = Mutex::new(Vec::new());
+    type Made = ((Way, bool), Arc<Compiler>);
+    static COMPILERS: Mutex<Vec<Made>> = Mutex::new(Vec::new());
     let way_and_tensors = (way, tensors);
     let mut compilers = COMPILERS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, compiler)) = compilers.iter().find(|(other, _)| *other == way_and_tensors) {
