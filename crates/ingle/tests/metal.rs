@@ -51,7 +51,7 @@ mod emulated {
         std::fs::write(&profile, "in_flight = 3\nsplit_positions = 40\n").unwrap();
         let (is_ok, text) = report(
             "report.txt",
-            &["--every", "146", "--minutes", "60", "--chip-profile", profile.to_str().unwrap()],
+            &["--every", "220", "--minutes", "60", "--chip-profile", profile.to_str().unwrap()],
         );
         assert!(is_ok, "{text}");
         for stage in [

@@ -1,4 +1,4 @@
-//! How long something takes: its repetitions in one command buffer, and the median of a few.
+//! Times of work: repetitions fill a command buffer, and the median of a few counts.
 
 use super::models::{self, Shape};
 use device::Result;

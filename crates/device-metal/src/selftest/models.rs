@@ -10,7 +10,7 @@ const N_TOKENS: usize = 64;
 
 /// Experts that replace the dense network of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Experts {
+pub struct ExpertShape {
     /// Number of experts of a layer.
     pub n: usize,
     /// Number of experts that a token uses.
@@ -34,8 +34,8 @@ pub struct Shape {
     pub ffn: usize,
     /// True if heads of q and k are normalised.
     pub has_head_norms: bool,
-    /// Experts, if any.
-    pub experts: Option<Experts>,
+    /// ExpertShape, if any.
+    pub experts: Option<ExpertShape>,
     /// Number of layers.
     pub n_layers: usize,
     /// Rows of the head, fewer in the ratio of the layers.
@@ -94,7 +94,7 @@ pub const SEARCHED: [Shape; 3] = [
         head_dim: 128,
         ffn: 768,
         has_head_norms: true,
-        experts: Some(Experts { n: 128, n_used: 8 }),
+        experts: Some(ExpertShape { n: 128, n_used: 8 }),
         n_layers: 1,
         n_vocab: 3_136,
     },
@@ -114,7 +114,7 @@ pub const EMULATED: [Shape; 3] = {
         n_layers: 1,
         n_vocab: 256,
     };
-    let experts = Some(Experts { n: 4, n_used: 2 });
+    let experts = Some(ExpertShape { n: 4, n_used: 2 });
     let three = Shape { name: "a small model, 3 heads", n_heads: 3, has_head_norms: false, ..small };
     [small, three, Shape { name: "a small mixture", n_heads: 8, experts, ..small }]
 };
@@ -158,7 +158,7 @@ pub fn model(shape: &Shape) -> Plan {
 /// The network of a layer, or its experts.
 fn network(b: &mut PlanBuilder, norm: ValueId, shape: &Shape, block: BlockType) -> ValueId {
     let Shape { hidden, ffn, .. } = *shape;
-    let Some(Experts { n, n_used }) = shape.experts else {
+    let Some(ExpertShape { n, n_used }) = shape.experts else {
         let [gate, up] = [0, 1].map(|_| b.linear(norm, ffn, block, false));
         let y = b.gate(gate, up, Activation::Silu);
         return b.linear(y, hidden, block, false);
@@ -173,7 +173,7 @@ fn network(b: &mut PlanBuilder, norm: ValueId, shape: &Shape, block: BlockType) 
 
 /// A product that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Product {
+pub struct ProductShape {
     /// Type of the matrix.
     pub block: BlockType,
     /// Rows of the matrix.
@@ -184,18 +184,18 @@ pub struct Product {
     pub has_norm: bool,
 }
 
-impl Product {
+impl ProductShape {
     /// Bytes of the matrix.
     pub fn n_bytes(&self) -> usize {
-        let Product { block, n_out, n_in, .. } = *self;
+        let ProductShape { block, n_out, n_in, .. } = *self;
         n_out * (block.row_bytes(n_in) + block.row_scale_bytes(n_in) + block.row_bias_bytes(n_in))
     }
 }
 
 /// `n` products of one shape by different matrices. Each has an input of its own, so that they are
 /// not fused.
-pub fn products(product: &Product, n: usize) -> Plan {
-    let Product { block, n_out, n_in, has_norm } = *product;
+pub fn products(product: &ProductShape, n: usize) -> Plan {
+    let ProductShape { block, n_out, n_in, has_norm } = *product;
     let mut b = PlanBuilder::repeating(1, N_TOKENS);
     let x = b.embed(n_in);
     let mut last = x;
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn products_of_every_type_can_be_made() {
         for block in block_types() {
-            let product = Product { block, n_out: 200, n_in: 512, has_norm: true };
+            let product = ProductShape { block, n_out: 200, n_in: 512, has_norm: true };
             let plan = products(&product, 3);
             plan.check().unwrap();
             let matrices =

@@ -1,7 +1,7 @@
 //! The measurements of the report: dispatches, commands of whole steps, products, attention. What
 //! says most comes first, since time may be short.
 
-use super::models::{self, Product, Shape};
+use super::models::{self, ProductShape, Shape};
 use super::{Decoder, Effort};
 use crate::MetalDevice;
 use crate::arguments::PeakArguments;
@@ -48,7 +48,7 @@ pub enum Measurement {
     /// A product of rows by a matrix.
     Product {
         /// The matrix.
-        product: Product,
+        product: ProductShape,
         /// Rows of x.
         n_rows: usize,
     },
@@ -73,7 +73,7 @@ pub fn measurements(effort: &Effort, every: usize) -> Vec<Measurement> {
         all.push(Measurement::Commands { shape, n_rows: chunk, position: 0 });
     }
     let product = |block, [n_out, n_in]: [usize; 2], has_norm, n_rows| Measurement::Product {
-        product: Product { block, n_out, n_in, has_norm },
+        product: ProductShape { block, n_out, n_in, has_norm },
         n_rows,
     };
     // The products of Qwen3-0.6B: one row, with its head, then a chunk.
@@ -107,7 +107,7 @@ pub fn measurements(effort: &Effort, every: usize) -> Vec<Measurement> {
     }
     for block in block_types().into_iter().step_by(every.max(1)) {
         for (n_rows, n_in) in [(1, 1024), (2, 1024), (4, 1024), (8, 1024), (64, 1024), (1, 8192), (8, 8192)] {
-            let a_row = Product { block, n_out: 1, n_in, has_norm: false }.n_bytes();
+            let a_row = ProductShape { block, n_out: 1, n_in, has_norm: false }.n_bytes();
             let n_out = (effort.matrix_bytes / a_row.max(1)).next_multiple_of(64);
             all.push(product(block, [n_out, n_in], false, n_rows));
         }
@@ -124,7 +124,7 @@ impl Measurement {
             Measurement::Commands { shape, n_rows, position } => {
                 format!("{}, {n_rows} rows from position {position} on", shape.name)
             }
-            Measurement::Product { product: Product { block, n_out, n_in, has_norm }, n_rows } => {
+            Measurement::Product { product: ProductShape { block, n_out, n_in, has_norm }, n_rows } => {
                 let norm = if *has_norm { "norm, " } else { "" };
                 format!("{norm}{block} {n_out} x {n_in}, {n_rows} rows")
             }
@@ -199,7 +199,7 @@ impl Measurement {
 /// matrix.
 fn time_products<G: MetalGpu>(
     device: &MetalDevice<G>,
-    product: &Product,
+    product: &ProductShape,
     n: usize,
     n_rows: usize,
     effort: &Effort,
