@@ -244,6 +244,13 @@ impl<G: Gpu> Replayer<G> {
         self.gpu.submit(&mut |encoder| replay.encode(&begun.sizes, &range, encoder))
     }
 
+    /// Keeps the last two submissions of a step, and waits for the one before them.
+    fn keep(&self, work: &mut [Option<G::Ticket>; 2], next: G::Ticket) -> Result<()> {
+        let oldest = work[0].take();
+        *work = [work[1].take(), Some(next)];
+        oldest.map_or(Ok(()), |oldest| self.gpu.wait(&oldest).map(drop))
+    }
+
     /// The first byte and the length of a committed page.
     fn page(&self, group: usize, page: u32) -> Result<(*mut u8, usize)> {
         self.pools.page(group, page).map_err(|reason| Error::Failed { device: G::NAME, reason })
@@ -356,13 +363,12 @@ impl<G: Gpu> Machine for Replayer<G> {
             let (mut start, end) = (part * n / n_parts, (part + 1) * n / n_parts);
             if (start..end).contains(&masks_at) {
                 let before = self.encode(begun, start..masks_at)?;
-                // Dropping a ticket waits for it.
-                work = [work[1].take(), Some(before)];
+                self.keep(&mut work, before)?;
                 inputs::write_masks(self, &self.step.clone(), step, begun);
                 start = masks_at;
             }
             let next = self.encode(begun, start..end)?;
-            work = [work[1].take(), Some(next)];
+            self.keep(&mut work, next)?;
             if n_parts > 1
                 && let Some(before) = work[0].take()
             {

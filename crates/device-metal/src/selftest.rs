@@ -20,7 +20,7 @@ pub use measure::Effort;
 pub use models::{Shape, model};
 pub use order::Order;
 pub use probes::{Probed, probe};
-pub use sweep::{Judge, Trial, sweep};
+pub use sweep::{Judge, Trial, is_confirmed, sweep};
 pub use times::{Measured, Measurement, measurements};
 
 use device::{Op, OpKind, Plan};

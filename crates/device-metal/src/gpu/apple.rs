@@ -68,7 +68,7 @@ const TENSOR_FAMILY: u32 = 10;
 /// The macOS with tensors: MLX needs this version, and 26.0 has the language.
 const TENSOR_SYSTEM: (isize, isize) = (26, 2);
 
-/// Time without a step after which new pipelines are saved.
+/// Time without a step and without a new pipeline after which new pipelines are saved.
 const IDLE: Duration = Duration::from_secs(2);
 
 /// Options of the GPU.
@@ -241,8 +241,12 @@ impl AppleGpu {
         let (alive, grown) = (sets.clone(), archive.clone());
         let beat = move |idle: Duration| {
             alive.request();
-            if let Some(archive) = grown.as_ref().filter(|_| idle >= IDLE) {
-                archive.save();
+            let settled = grown.clone().filter(|archive| idle >= IDLE && archive.is_settled(IDLE));
+            if let Some(archive) = settled {
+                // Compiling for the archive takes longer than a beat. Without a thread, the
+                // pipelines are saved at the end.
+                let save = move || archive.save();
+                drop(std::thread::Builder::new().name("metal-archive".to_owned()).spawn(save));
             }
         };
         Ok(AppleGpu {

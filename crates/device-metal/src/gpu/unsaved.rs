@@ -1,18 +1,25 @@
 //! Things that wait to be written to a file, which several processes may write.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Number of files that this process has written. It makes their names unique.
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Things that no file has yet.
 pub struct Unsaved<T> {
     things: Mutex<Vec<T>>,
+    /// Time at which the last thing was added.
+    added: Mutex<Option<Instant>>,
     /// Held while the file is written, so that one thread writes it at a time.
     writing: Mutex<()>,
 }
 
 impl<T> Default for Unsaved<T> {
     fn default() -> Unsaved<T> {
-        Unsaved { things: Mutex::default(), writing: Mutex::default() }
+        Unsaved { things: Mutex::default(), added: Mutex::default(), writing: Mutex::default() }
     }
 }
 
@@ -24,6 +31,13 @@ impl<T> Unsaved<T> {
     /// One more thing to save.
     pub fn add(&self, thing: T) {
         lock(&self.things).push(thing);
+        *lock(&self.added) = Some(Instant::now());
+    }
+
+    /// True if there are things to save, and none was added for this long.
+    pub fn is_settled(&self, quiet: Duration) -> bool {
+        let is_quiet = lock(&self.added).is_some_and(|added| added.elapsed() >= quiet);
+        is_quiet && !lock(&self.things).is_empty()
     }
 
     /// Saves all things by one call of `write`, which writes them to the path that it is given, and
@@ -37,7 +51,7 @@ impl<T> Unsaved<T> {
             return;
         }
         let mut name = file.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}", std::process::id()));
+        name.push(format!(".{}.{}", std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed)));
         let written = file.with_file_name(name);
         let has_folder = file.parent().is_none_or(|folder| std::fs::create_dir_all(folder).is_ok());
         let is_saved = has_folder && write(&things, &written) && std::fs::rename(&written, file).is_ok();
@@ -69,7 +83,9 @@ mod tests {
         let file = folder.join("below").join("archive");
         let unsaved = Unsaved::default();
         unsaved.save(&file, |_: &[u32], _| panic!("there is nothing to write"));
+        assert!(!unsaved.is_settled(Duration::ZERO));
         [1, 2].into_iter().for_each(|n| unsaved.add(n));
+        assert!(unsaved.is_settled(Duration::ZERO) && !unsaved.is_settled(Duration::from_secs(3600)));
         unsaved.save(&file, |things, path| {
             assert!(!file.exists(), "the file is replaced when it is whole");
             // More things come while others are written.

@@ -161,7 +161,7 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
         input.n_rows = 1;
         Products<1, R> p = sums;
         for (short i = 0; i < R; i++) p.sums[0][i] = EXPERTS_SUM ? 0.0f : sums.sums[0][i];
-        add_span<D, 1, R>(p, rows, input, norm, n_in, span);
+        add_span<D, R>(p, rows, input, norm, n_in, span);
         for (short i = 0; i < R; i++) sums.sums[0][i] = EXPERTS_SUM ? fma(weight, p.sums[0][i], sums.sums[0][i]) : p.sums[0][i];
         sums.squares[0] = p.squares[0];
     }

@@ -52,7 +52,7 @@ impl Effort {
                 listed: [models::LLAMA_1B, models::SEARCHED[0], models::SEARCHED[2]],
                 searched: &models::SEARCHED,
                 candidate_seconds: 1.0,
-                n_pairs: 2,
+                n_pairs: 4,
                 n_tokens: 64,
                 rows: [8, 512],
                 prompt: 2048,

@@ -102,6 +102,15 @@ pub struct Trial {
     pub candidate: Vec<f64>,
     /// True if the candidate became the incumbent.
     pub is_accepted: bool,
+    /// Why the candidate did not run.
+    pub error: Option<String>,
+}
+
+/// Returns true if the last comparisons confirm the winner: one judge finds it faster, and none
+/// finds it slower.
+pub fn is_confirmed(compared: &[Trial]) -> bool {
+    compared.iter().any(|trial| trial.is_accepted)
+        && !compared.iter().any(|trial| wins(&trial.candidate, &trial.incumbent))
 }
 
 /// Returns true if every run of the candidate is faster than every run of the incumbent.
@@ -162,11 +171,12 @@ impl<'a, G: MetalGpu> Runner<'a, G> {
         Ok((logarithms.iter().sum::<f64>() / logarithms.len().max(1) as f64).exp())
     }
 
-    /// Number of steps that make a run of a quarter of the time for a candidate.
+    /// Number of steps that make a run of a quarter of the time for a candidate. A candidate that
+    /// wins its first two pairs runs for longer.
     fn n_steps(&mut self) -> Result<usize> {
         let begun = Instant::now();
         self.rate(1)?;
-        let wanted = self.effort.candidate_seconds / (2 * self.effort.n_pairs) as f64;
+        let wanted = self.effort.candidate_seconds / 4.0;
         Ok((wanted / begun.elapsed().as_secs_f64().max(1e-6)).clamp(1.0, self.effort.n_tokens as f64)
             as usize)
     }
@@ -223,16 +233,24 @@ pub fn sweep<G: MetalGpu>(
                     incumbent: vec![],
                     candidate: vec![],
                     is_accepted: false,
+                    error: None,
                 };
                 let candidate = runner(&trial.profile, judge).and_then(|mut candidate| {
                     let rates = duel(&mut incumbent, &mut candidate, n_steps, false)?;
                     Ok((candidate, rates))
                 });
-                if let Ok((candidate, rates)) = candidate {
-                    (trial.incumbent, trial.candidate) = rates;
-                    trial.is_accepted = wins(&trial.incumbent, &trial.candidate);
-                    if trial.is_accepted {
-                        (best, incumbent) = (trial.profile.clone(), candidate);
+                match candidate {
+                    Ok((candidate, rates)) => {
+                        (trial.incumbent, trial.candidate) = rates;
+                        trial.is_accepted = wins(&trial.incumbent, &trial.candidate);
+                        if trial.is_accepted {
+                            (best, incumbent) = (trial.profile.clone(), candidate);
+                        }
+                    }
+                    Err(error) => {
+                        trial.error = Some(error.to_string());
+                        // A GPU that is lost fails here too.
+                        incumbent.rate(1)?;
                     }
                 }
                 if !tell(&trial) {
@@ -249,7 +267,8 @@ pub fn sweep<G: MetalGpu>(
             let (incumbent, candidate) = duel(&mut first, &mut last, n_steps, true)?;
             let is_accepted = wins(&incumbent, &candidate);
             let profile = best.clone();
-            compared.push(Trial { field: "all", judge, profile, incumbent, candidate, is_accepted });
+            let error = None;
+            compared.push(Trial { field: "all", judge, profile, incumbent, candidate, is_accepted, error });
         }
     }
     Ok((best, compared))
@@ -268,5 +287,23 @@ mod tests {
         assert!(!wins(&[100.0, 104.0], &[103.0, 106.0]));
         assert!(!wins(&[100.0], &[100.9]));
         assert!(!wins(&[], &[]));
+    }
+
+    #[test]
+    fn the_last_comparisons_decide() {
+        use crate::gpu::Gpu as _;
+        let profile = Profile::new(crate::gpu::null::NullGpu::new("Apple M4 Pro").facts());
+        let trial = |incumbent: f64, candidate: f64| Trial {
+            field: "all",
+            judge: Judge::Token,
+            profile: profile.clone(),
+            incumbent: vec![incumbent; 2],
+            candidate: vec![candidate; 2],
+            is_accepted: wins(&[incumbent; 2], &[candidate; 2]),
+            error: None,
+        };
+        assert!(is_confirmed(&[trial(100.0, 110.0), trial(100.0, 100.0)]));
+        assert!(!is_confirmed(&[trial(100.0, 110.0), trial(100.0, 90.0)]));
+        assert!(!is_confirmed(&[trial(100.0, 100.0)]) && !is_confirmed(&[]));
     }
 }

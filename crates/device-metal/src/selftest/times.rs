@@ -267,7 +267,8 @@ fn commands<G: MetalGpu>(
         if let Some(ops) = ops(kernel, shape, n_rows, position) {
             line += &format!(", {:.2} TFLOP/s", ops * n as f64 / sum / 1e12);
         }
-        if bytes > 0 {
+        // A chunk reads more experts than a token, and shares their weights among its rows.
+        if bytes > 0 && n_rows == 1 {
             line += &format!(", {:.1} GB/s of weights", bytes as f64 / sum / 1e9);
         }
         measured.lines.push(line);

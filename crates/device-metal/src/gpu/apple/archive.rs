@@ -13,6 +13,7 @@ use objc2_metal::{
     MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLComputePipelineDescriptor, MTLDevice, MTLPipelineOption,
 };
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The description of a pipeline that is not in the file.
 struct Described(Retained<MTLComputePipelineDescriptor>);
@@ -65,6 +66,11 @@ impl Archive {
     /// One more pipeline to save.
     pub(super) fn add(&self, descriptor: Retained<MTLComputePipelineDescriptor>) {
         self.unsaved.add(Described(descriptor));
+    }
+
+    /// True if there are new pipelines, and none was added for this long.
+    pub(super) fn is_settled(&self, quiet: Duration) -> bool {
+        self.unsaved.is_settled(quiet)
     }
 
     /// Saves the pipelines of this start, if there are new ones. Metal compiles them again for the

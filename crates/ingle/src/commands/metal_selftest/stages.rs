@@ -71,9 +71,7 @@ mod here {
                 false => (open(options.tensors)?, None),
             };
             if let Some(error) = refused {
-                crate::tell::tell!(
-                    "--tensors has no effect, since the tensor units fail their probe: {error}"
-                );
+                print_line(&format!("--tensors has no effect: the tensor units fail their probe: {error}"))?;
             }
             Ok(gpu)
         }
@@ -218,7 +216,20 @@ mod here {
             print_line(&format!("shaders {}, profile:", kernels::fingerprint(&[])))?;
             print_line(self.device.profile().to_text().trim_end())?;
             let (name, family, n_cores) = (&facts.name, facts.family, facts.n_cores);
-            value("machine", &json!({ "gpu": name, "family": family, "cores": n_cores, "system": system() }))
+            let about: serde_json::Map<_, _> = self
+                .device
+                .gpu()
+                .about()
+                .into_iter()
+                .map(|(what, fact)| (what.to_string(), json!(fact)))
+                .collect();
+            value(
+                "machine",
+                &json!({
+                    "gpu": name, "family": family, "cores": n_cores, "system": system(),
+                    "tensors": facts.has_tensors, "about": about,
+                }),
+            )
         }
 
         /// Compiles every file alone, and prints the compiler's messages. With `--only`, the files
@@ -296,7 +307,7 @@ mod here {
 
         fn probes(&self) -> anyhow::Result<()> {
             if !self.begins(0, "numeric probes")? {
-                return Ok(());
+                return self.cut(1 - self.first.min(1), 1, "probes");
             }
             let probed = match selftest::probe(self.device.gpu()) {
                 Ok(probed) => probed,
@@ -380,7 +391,7 @@ mod here {
 
         fn ahead(&self) -> anyhow::Result<()> {
             if !self.begins(0, "steps in flight")? {
-                return Ok(());
+                return self.cut(1 - self.first.min(1), 1, "checks of steps in flight");
             }
             for (what, result) in selftest::check_ahead(&self.device, self.options.every) {
                 match result {
@@ -420,7 +431,7 @@ mod here {
 
         fn sweep(&self) -> anyhow::Result<()> {
             if !self.begins(0, "sweep")? {
-                return Ok(());
+                return self.cut(1 - self.first.min(1), 1, "searches");
             }
             let base = self.device.profile();
             let mut n = 0;
@@ -445,8 +456,9 @@ mod here {
                 print_line(&format!("{}: {}", trial.judge.name(), rates(trial)))?;
                 value("compared", &json!([trial.judge.name(), trial.incumbent, trial.candidate]))?;
             }
+            let best = if selftest::is_confirmed(&compared) { best } else { base.clone() };
             if best == *base {
-                print_line("no profile is faster than the chip's own:")?;
+                print_line("no profile is surely faster than the chip's own:")?;
             } else {
                 print_line("the fastest, to paste into a file for --chip-profile:")?;
             }
@@ -460,7 +472,7 @@ mod here {
 
         fn tokens(&self) -> anyhow::Result<()> {
             if !self.begins(0, "tokens per second")? {
-                return Ok(());
+                return self.cut(1 - self.first.min(1), 1, "measurements of tokens");
             }
             let (n, shape) = (self.effort.n_tokens, &self.effort.model);
             let mut decoder = Decoder::new(&self.device, &selftest::model(shape), &self.effort)?;
@@ -480,8 +492,8 @@ mod here {
     fn rates(trial: &Trial) -> String {
         let list =
             |rates: &[f64]| rates.iter().map(|rate| format!("{rate:.1}")).collect::<Vec<_>>().join(" ");
-        if trial.candidate.is_empty() {
-            return "does not run".to_owned();
+        if let Some(error) = &trial.error {
+            return format!("does not run: {error}");
         }
         let result = if trial.is_accepted { ", faster" } else { "" };
         format!("{} rows/s, before {}{result}", list(&trial.candidate), list(&trial.incumbent))
