@@ -31,19 +31,14 @@ template<class I, size_t RANK> struct msl_dynamic {
 };
 template<class I, size_t RANK> using dextents = typename msl_dynamic<I, RANK>::type;
 
-// The type without its address space. A variable's type has one: `thread`.
-template<class T> struct remove_addrspace { typedef T type; };
-#ifdef MSL_STRICT
-template<class T> struct remove_addrspace<T device> { typedef T type; };
-template<class T> struct remove_addrspace<T threadgroup> { typedef T type; };
-template<class T> struct remove_addrspace<T thread> { typedef T type; };
-#endif
-template<class T> using remove_addrspace_t = typename remove_addrspace<T>::type;
+// The type of an element without its address space: a variable's type has one, `thread`. `const`
+// stays, since no product accepts it.
+template<class T> using msl_element_t = typename remove_addrspace<T>::type;
 
 template<class E, class X, class KIND = tensor_handle> struct tensor {
     static_assert(is_same<KIND, tensor_inline>::value, "the emulator has tensors that a kernel makes of pointers");
     typedef E element_type;
-    typedef remove_addrspace_t<E> value_type;
+    typedef msl_element_t<E> value_type;
     E * data;
     X size;
     long stride;
@@ -99,8 +94,8 @@ template<> MSL_INLINE float msl_operand<true, float>(float v) {
 // A destination of M rows and N columns that the threads of a scope hold together.
 template<class T, class OP, class L, class R> struct msl_destination {
     enum { M = OP::M, N = OP::N, THREADS = 32 * OP::SIMDGROUPS, USED = (M * N + THREADS - 1) / THREADS };
-    typedef metal::remove_addrspace_t<L> left_type;
-    typedef metal::remove_addrspace_t<R> right_type;
+    typedef metal::msl_element_t<L> left_type;
+    typedef metal::msl_element_t<R> right_type;
     typedef T value_type;
     T held[USED + 1];
     uint thread_in_scope;
@@ -114,7 +109,7 @@ template<class T, class OP, class L, class R> struct msl_destination {
     metal::array<int, 2> get_multidimensional_index(ushort i) const { return metal::array<int, 2>{ column(i), row(i) }; }
     thread T & operator[](ushort i) thread { return held[i]; }
     template<class E, class X> bool is_in(int i, const thread metal::tensor<E, X, metal::tensor_inline> & t) const {
-        static_assert(metal::is_same<metal::remove_addrspace_t<E>, T>::value, "a cooperative tensor and memory of one type");
+        static_assert(metal::is_same<metal::msl_element_t<E>, T>::value, "a cooperative tensor and memory of one type");
         return is_valid_element((ushort) i) && row(i) < t.size.extent(1) && column(i) < t.size.extent(0);
     }
     template<class E, class X> void load(const thread metal::tensor<E, X, metal::tensor_inline> & from) {
@@ -136,7 +131,7 @@ template<unsigned long DESCRIPTOR, class SCOPE> struct matmul2d {
     static_assert(M > 0 && N > 0 && M % 16 == 0 && N % 16 == 0, "m and n are multiples of 16");
 
     template<class L, class R, class T> msl_destination<T, matmul2d, L, R> get_destination_cooperative_tensor() const {
-        static_assert(msl_has_product<typename metal::remove_addrspace_t<L>::value_type, typename metal::remove_addrspace_t<R>::value_type, T>::value, "no product of operands of these types");
+        static_assert(msl_has_product<typename metal::msl_element_t<L>::value_type, typename metal::msl_element_t<R>::value_type, T>::value, "no product of operands of these types");
         return msl_destination<T, matmul2d, L, R>();
     }
 

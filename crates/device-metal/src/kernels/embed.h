@@ -12,8 +12,8 @@
 //   threads  any multiple of 32; a thread computes a span of 16 columns at a time (linear/block.h)
 //   grid     (ceil(n_cols / 16 / threads), n, 1), n the tokens of the step; fewer threadgroups in x
 //            also work
-//   constants LINEAR_SCALAR for floats and integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC for
-//            affine types
+//   constants LINEAR_SCALAR for floats and integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC,
+//            _WIDE for affine types
 //   reads    one row of the table for each token
 #pragma once
 #include "linear/arguments.h"

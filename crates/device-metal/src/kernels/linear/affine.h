@@ -5,7 +5,8 @@
 //
 // Also CTranslate2's rows of signed integers, with one divisor a row.
 //
-// Codes are aligned to 2 bytes, scales to their size. With AFFINE_WIDE a span's codes are one load.
+// Codes are aligned to 2 bytes, scales to their size. With AFFINE_WIDE a span's codes are one load:
+// codes of 4 and 8 bits are then aligned to 8 and 16 bytes.
 #pragma once
 #include "linear/block.h"
 

@@ -16,12 +16,11 @@
 //            LINEAR_GATE T = ceil(n_out_0 / 32). Neighbours read the same weights.
 //   constants LINEAR_BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION, _WEIGHTS, _SOFTCAP,
 //            _BOUNDED, _TENSOR; LINEAR_SCALAR for floats and integer rows; AFFINE_GROUP, _SCALE,
-//            _SYMMETRIC for affine types
-//   threadgroup memory  none to be set; a tile takes 64 (BX + 64) bytes, twice that for types with
-//            float operands
+//            _SYMMETRIC, _WIDE for affine types
+//   threadgroup memory  none to be set; a tile takes GEMM_FOURS float4s (linear/tensor.h)
 //   reads    a weight's tile once for BX rows of x, nothing after the end of a row
 //
-// Operands are halves (saturated at 65504), or floats if a half would lose precision of the file
+// Operands are halves (saturated at 65504 where the codec or x may exceed it), or floats if a half would lose precision of the file
 // (F32, BF16, integer rows); sums are floats. Four simdgroups, two by two, compute BX / 2 rows of x
 // times 32 rows of W each: 2 or 4 by 4 matrices of 8 x 8. A tile has 32 columns. The next 32 are
 // loaded while the matrices of the current ones are multiplied, and decoded when they are stored.

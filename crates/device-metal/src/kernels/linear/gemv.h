@@ -26,7 +26,7 @@
 //            ceil(n_out_i / R); with LINEAR_GATE G = ceil(n_out_0 / (R / 2))
 //   constants LINEAR_NORM, _BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION, _WEIGHTS, _SPLIT,
 //            _ARGMAX, _SOFTCAP; LINEAR_SCALAR for floats and integer rows; AFFINE_GROUP, _SCALE,
-//            _SYMMETRIC for affine types
+//            _SYMMETRIC, _WIDE for affine types
 //   threadgroup memory  none to be set
 //   reads    each weight once for N rows of x; x and norm once for R rows of a weight (from
 //            caches); nothing after the end of a row

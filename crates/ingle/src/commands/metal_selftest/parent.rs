@@ -85,7 +85,7 @@ pub(super) fn run(options: &MetalSelftest) -> anyhow::Result<()> {
     let is_wanted = |stage: &str| match stage {
         "machine" | "compile" => true,
         "ahead" if !options.only.is_empty() => false,
-        _ => !options.compile_only && !(options.no_times && TIMED.contains(&stage)),
+        _ => !(options.compile_only || options.no_times && TIMED.contains(&stage)),
     };
     let stages: Vec<Share> = STAGES.into_iter().filter(|(stage, _)| is_wanted(stage)).collect();
     for (index, (stage, _)) in stages.iter().copied().enumerate() {
