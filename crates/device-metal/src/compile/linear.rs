@@ -278,16 +278,7 @@ impl<G: MetalGpu> Draft<'_, G> {
                 .bool(linear::BOUNDED, product.bounded)
                 .grid([tiles(n), Extent::Fixed(n_units(GEMM_ROWS) as u32), ONE], GEMM_THREADS),
         };
-        let kind = product.gate.map(|(kind, _)| kind).or(product.given_up.map(|by| by.kind));
-        call = call
-            .bool(linear::BIAS, product.matrices.iter().any(|m| m.bias.is_some()))
-            .bool(linear::RESIDUAL, product.add.is_some())
-            .bool(linear::GATE, product.gate.is_some())
-            .bool(linear::UP, product.given_up.is_some())
-            .bool(linear::ROW_GATE, product.row_gate.is_some())
-            .uint(linear::ACTIVATION, kind.map_or(0, kernels::activation))
-            .uint(linear::WEIGHTS, product.matrices.len() as u32)
-            .bool(linear::SOFTCAP, product.softcap.is_some());
+        call = with_epilogue(call, product);
         let up = product.given_up.map(|by| self.columns_from(by.up, by.first));
         call = match (&product.join, product.add) {
             (Some(_), _) => call.read_or_any(25, up, c.anything()),
@@ -418,6 +409,19 @@ const EMBED_THREADS: u32 = 64;
 /// The end of the name of a GEMV's function.
 fn gemv_name(n: u32, weight_rows: usize) -> String {
     if weight_rows == GEMV_ROWS { format!("gemv_{n}") } else { format!("gemv_{n}x{weight_rows}") }
+}
+
+/// The flags of what follows a product.
+fn with_epilogue(call: Call, product: &Product) -> Call {
+    let kind = product.gate.map(|(kind, _)| kind).or(product.given_up.map(|by| by.kind));
+    call.bool(linear::BIAS, product.matrices.iter().any(|m| m.bias.is_some()))
+        .bool(linear::RESIDUAL, product.add.is_some())
+        .bool(linear::GATE, product.gate.is_some())
+        .bool(linear::UP, product.given_up.is_some())
+        .bool(linear::ROW_GATE, product.row_gate.is_some())
+        .uint(linear::ACTIVATION, kind.map_or(0, kernels::activation))
+        .uint(linear::WEIGHTS, product.matrices.len() as u32)
+        .bool(linear::SOFTCAP, product.softcap.is_some())
 }
 
 fn product_name(product: &Product, name: &str, schedule: Schedule) -> String {

@@ -20,14 +20,14 @@
 //   threadgroup memory  none to be set; a tile takes GEMM_FOURS float4s (linear/tensor.h)
 //   reads    a weight's tile once for BX rows of x, nothing after the end of a row
 //
-// Operands are halves (saturated at 65504 where the codec or x may exceed it), or floats if a half would lose precision of the file
-// (F32, BF16, integer rows); sums are floats. Four simdgroups, two by two, compute BX / 2 rows of x
-// times 32 rows of W each: 2 or 4 by 4 matrices of 8 x 8. A tile has 32 columns. The next 32 are
-// loaded while the matrices of the current ones are multiplied, and decoded when they are stored.
-// The 64 operands of a matrix are neighbours in a tile, so that a load of it meets each bank once.
-// Two simdgroups whose rows of x are all absent still load and store their part of the tiles, but
-// multiply nothing. An expert rarely fills its tile (PARTIAL): none of its simdgroups multiplies
-// eight rows that are absent.
+// Operands are halves (saturated at 65504 where the codec or x may exceed it), or floats if a half
+// would lose precision of the file (F32, BF16, integer rows); sums are floats. Four simdgroups, two
+// by two, compute BX / 2 rows of x times 32 rows of W each: 2 or 4 by 4 matrices of 8 x 8. A tile
+// has 32 columns. The next 32 are loaded while the matrices of the current ones are multiplied, and
+// decoded when they are stored. The 64 operands of a matrix are neighbours in a tile, so that a
+// load of it meets each bank once. Two simdgroups whose rows of x are all absent still load and
+// store their part of the tiles, but multiply nothing. An expert rarely fills its tile (PARTIAL):
+// none of its simdgroups multiplies eight rows that are absent.
 //
 // With LINEAR_TENSOR, linear/tensor.h multiplies the tile instead.
 //
