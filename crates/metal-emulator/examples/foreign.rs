@@ -43,6 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn main() {}
 
 /// Names and texts of a folder's sources and headers, ordered by name.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 type Files = Vec<(String, String)>;
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
