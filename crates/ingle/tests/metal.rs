@@ -69,7 +69,10 @@ mod emulated {
             assert!(text.contains(&format!("\n== {stage}\n")), "no stage {stage} in {text}");
         }
         assert!(text.contains("Apple M4 Pro, emulated") && text.contains("in_flight = 3"), "{text}");
-        assert!(text.contains("exp(-inf) is 0") && text.contains("to paste into a file"), "{text}");
+        // Times of the emulator are noise, so either end of the search is right.
+        let ends = ["to paste into a file", "no profile is surely faster"];
+        assert!(ends.iter().any(|end| text.contains(end)), "{text}");
+        assert!(text.contains("exp(-inf) is 0"), "{text}");
         let json = block(&text);
         assert_eq!(json["defects"], serde_json::json!([]));
         for part in ["cover", "cases"] {

@@ -67,7 +67,7 @@ mod here {
             // A compiler without tensors is what `compile-only` is to show.
             let wanted = options.tensors && !options.compile_only;
             let (gpu, refused) = match wanted {
-                true => device_metal::tensors::open(&open)?,
+                true => device_metal::tensors::open(open)?,
                 false => (open(options.tensors)?, None),
             };
             if let Some(error) = refused {
