@@ -61,7 +61,7 @@ fn kernels_run_with_fewer_threads_than_their_tables_name() {
         "attention_decode_",
         "_joined",
         "_merged",
-        "_gemv_1 ",
+        "_gemv_1x8 ",
         "_gemv_8 ",
         "argmax",
         "sample",
