@@ -23,7 +23,7 @@ usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
        cargo xtask defects [WORD]...
        cargo xtask fuzz [TARGET]... [--minutes N]
        cargo xtask cuda-kernels [--check] [sm_90a...]
-       cargo xtask emulated-gpu [NAMES OF TESTS OF crates/device-cuda/examples/gpu_test.rs]
+       cargo xtask emulated-gpu [NAMES OF TESTS OF crates/device-cuda/examples/gpu_test]
 
   quick   tests the crates without devices: the contract, the reference interpreter, files, text,
           audio, the hub. Takes under 2 minutes on two cores, including compiling our crates

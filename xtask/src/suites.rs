@@ -32,7 +32,7 @@ const FULL_CASES: &str = "4096";
 /// of its own, and Hopper.
 const RECORDED: [&str; 2] = ["sm_80", "sm_90a"];
 
-/// Tests of `examples/gpu_test.rs` that run on an emulated GPU in `full`: those that need minutes
+/// Tests of `examples/gpu_test` that run on an emulated GPU in `full`: those that need minutes
 /// rather than hours. Each entry is a process: its compute capability times ten, and test names.
 const EMULATED: [(&str, &str); 7] = [
     ("90", "Linear, CrossAttention"),
@@ -98,7 +98,7 @@ pub fn full() -> Result<(), String> {
 }
 
 /// Runs tests that need an NVIDIA GPU on an emulated one: the named tests of
-/// `examples/gpu_test.rs`, or [`EMULATED`] and the tests of models if there are no names.
+/// `examples/gpu_test`, or [`EMULATED`] and the tests of models if there are no names.
 pub fn emulated_gpu(names: &[String]) -> Result<(), String> {
     // The tests of `cargo test` use the same folder.
     let folder = target().join("tmp/emulated-gpu");

@@ -12,8 +12,19 @@ use device::{
 
 pub use recurrent::RecurrentShape;
 
-/// Distinct rows of an embedding table; longer tables repeat them.
+/// Distinct rows of an embedding table; longer tables repeat them. So do the matrices of
+/// [`PlanBuilder::repeating`].
 const N_DIFFERENT: usize = 64;
+
+/// Contents of matrices.
+enum Matrices {
+    /// Random numbers, quantised.
+    Random,
+    /// Zero bytes.
+    Blank,
+    /// A few random rows, repeated; by type and columns.
+    Repeated(Vec<Weight>),
+}
 
 /// Builds a plan Op by Op. Each method adds one node and returns the value that it writes; shapes
 /// follow from the inputs.
@@ -25,8 +36,7 @@ pub struct PlanBuilder {
     layer: Option<u32>,
     n_vocab: usize,
     rng: Rng,
-    /// True if matrices are zero bytes instead of quantised random numbers.
-    is_blank: bool,
+    matrices: Matrices,
 }
 
 /// Optional parts of an Attention.
@@ -64,13 +74,19 @@ impl PlanBuilder {
             layer: None,
             n_vocab,
             rng: Rng::new(seed),
-            is_blank: false,
+            matrices: Matrices::Random,
         }
     }
 
     /// A builder of plans that never run, with matrices of zero bytes.
     pub fn blank(n_vocab: usize) -> PlanBuilder {
-        PlanBuilder { is_blank: true, ..PlanBuilder::new(0, n_vocab) }
+        PlanBuilder { matrices: Matrices::Blank, ..PlanBuilder::new(0, n_vocab) }
+    }
+
+    /// A builder of plans whose speed is measured. The rows of matrices repeat 64 random ones,
+    /// since quantising takes most of the time of building a plan.
+    pub fn repeating(seed: u64, n_vocab: usize) -> PlanBuilder {
+        PlanBuilder { matrices: Matrices::Repeated(vec![]), ..PlanBuilder::new(seed, n_vocab) }
     }
 
     /// Sets the layer of the next nodes.
@@ -130,9 +146,17 @@ impl PlanBuilder {
     }
 
     fn numbers(&mut self, name: &str, n_out: usize, n_in: usize, block: BlockType) -> Weight {
-        match self.is_blank {
-            true => blank(name, n_out, n_in, block),
-            false => quantized(&mut self.rng, name, n_out, n_in, block),
+        match &mut self.matrices {
+            Matrices::Random => quantized(&mut self.rng, name, n_out, n_in, block),
+            Matrices::Blank => blank(name, n_out, n_in, block),
+            Matrices::Repeated(known) => {
+                let at = known.iter().position(|rows| rows.block == block && rows.n_cols() == n_in);
+                let at = at.unwrap_or_else(|| {
+                    known.push(quantized(&mut self.rng, "", N_DIFFERENT, n_in, block));
+                    known.len() - 1
+                });
+                Weight { name: name.to_owned(), ..with_rows(&known[at], n_out) }
+            }
         }
     }
 
@@ -154,7 +178,7 @@ impl PlanBuilder {
         let n_different = self.n_vocab.min(N_DIFFERENT);
         let name = self.name("table");
         let table = stored(&mut self.rng, &name, n_different, cols, block, 1.0);
-        let table = self.weight(lengthened(&table, self.n_vocab));
+        let table = self.weight(with_rows(&table, self.n_vocab));
         let out = self.value(RowCount::Tokens, cols, DType::F32);
         self.push(Op::Embed { table, scale, out });
         out
@@ -475,42 +499,52 @@ impl PlanBuilder {
         if is_last { self.select_rows(x) } else { x }
     }
 
+    /// Like [`Self::finish`], for output that is no logits: embedding tables keep their rows.
+    pub fn finish_hidden(self, x: ValueId) -> Plan {
+        self.finish_as(x, OutputKind::Hidden)
+    }
+
     /// The plan with logits `x` and their Argmax. Output rows of `x` are selected first, if it has
     /// a row for each token.
-    pub fn finish(mut self, x: ValueId) -> Plan {
+    pub fn finish(self, x: ValueId) -> Plan {
+        self.finish_as(x, OutputKind::Logits)
+    }
+
+    fn finish_as(mut self, x: ValueId, output_kind: OutputKind) -> Plan {
         let logits = if self.plan.value(x).rows == RowCount::Tokens { self.select_rows(x) } else { x };
         let argmax = self.value(RowCount::Outputs, 1, DType::U32);
         self.push(Op::Argmax { x: logits, out: argmax });
-        let n_vocab = self.cols(logits);
+        let n_vocab = if output_kind == OutputKind::Logits { self.cols(logits) } else { 0 };
         for node in &self.plan.nodes {
             if let Op::Embed { table, .. } = node.op {
                 let table = &mut self.plan.weights[table.0 as usize];
                 if table.n_rows() < n_vocab {
-                    *table = lengthened(table, n_vocab);
+                    *table = with_rows(table, n_vocab);
                 }
             }
         }
         let kv = KvLayout { states: self.states, ..KvLayout::new(self.kv_layers) };
-        Plan { output: logits, argmax, kv, ..self.plan }
+        Plan { output: logits, argmax, kv, output_kind, ..self.plan }
     }
 }
 
-/// A table with its rows repeated up to `n_rows`.
-fn lengthened(table: &Weight, n_rows: usize) -> Weight {
+/// A matrix of `n_rows` rows, which are those of `matrix`, repeated or cut.
+fn with_rows(matrix: &Weight, n_rows: usize) -> Weight {
     let repeated = |bytes: &Bytes| {
-        let row = bytes.len() / table.n_rows();
-        let bytes: Vec<u8> = bytes.iter().copied().cycle().take(n_rows * row).collect();
-        Bytes::from_slice(&bytes)
+        let row = bytes.len() / matrix.n_rows();
+        let parts: Vec<&[u8]> = (0..n_rows)
+            .step_by(matrix.n_rows())
+            .map(|first| &bytes[..row * matrix.n_rows().min(n_rows - first)])
+            .collect();
+        Bytes::from_parts(&parts)
     };
+    let Planes { scales, biases } = &matrix.planes;
     Weight {
-        name: table.name.clone(),
-        shape: vec![n_rows, table.n_cols()],
-        block: table.block,
-        data: repeated(&table.data),
-        planes: Planes {
-            scales: table.planes.scales.as_ref().map(repeated),
-            biases: table.planes.biases.as_ref().map(repeated),
-        },
+        name: matrix.name.clone(),
+        shape: vec![n_rows, matrix.n_cols()],
+        block: matrix.block,
+        data: repeated(&matrix.data),
+        planes: Planes { scales: scales.as_ref().map(repeated), biases: biases.as_ref().map(repeated) },
         parts: vec![],
     }
 }

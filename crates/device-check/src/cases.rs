@@ -5,6 +5,7 @@ mod encoder_states;
 mod experts;
 mod norms;
 mod recurrent;
+mod ropes;
 
 use super::BEST_AND_LOGITS;
 use std::sync::LazyLock;
@@ -79,7 +80,7 @@ fn all_cases() -> Vec<Case> {
         embed(),
         norm(),
         linear(),
-        rope(),
+        ropes::rope(),
         element_wise(),
         select(),
         attention(),
@@ -259,29 +260,6 @@ fn linear() -> Vec<Case> {
                 SUM,
                 b.finish(y),
             ));
-        }
-    }
-    cases
-}
-
-fn rope() -> Vec<Case> {
-    let mut cases = vec![];
-    for style in [RopeStyle::Half, RopeStyle::Interleaved] {
-        for (n_heads, head_dim, n_dims, scale) in
-            [(1, 2, 2, 1.0), (3, 6, 4, 1.0), (2, 64, 64, 1.2), (5, 80, 32, 1.0), (1, 256, 256, 1.0)]
-        {
-            let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
-            let x = b.embed(n_heads * head_dim);
-            let y = b.rope_scaled(x, head_dim, n_dims, style, scale);
-            let plan = b.finish(y);
-            let limits = Limits { n_ctx: 1 << 17, ..limits(&plan.kv) };
-            let mut sequences = Sequences::new(1, &plan.kv, &limits, N_TOKENS);
-            sequences.start_at(1, 100_000);
-            let steps =
-                [&[(0, 1)][..], &[(0, 33)], &[(1, 3), (0, 2)]].map(|spans| sequences.step(spans)).to_vec();
-            let name = format!("rope {style} {n_heads}x{head_dim} {n_dims} dims");
-            let (kind, block, tolerance) = (OpKind::Rope, BlockType::F32, ELEMENT);
-            cases.push(Case { name, kind, block, plans: vec![plan], limits, steps, tolerance });
         }
     }
     cases

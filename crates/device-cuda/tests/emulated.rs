@@ -1,4 +1,4 @@
-//! Some tests of `examples/gpu_test.rs` on an emulated GPU. The host code and the kernels are
+//! Some tests of `examples/gpu_test` on an emulated GPU. The host code and the kernels are
 //! unchanged, and run on a CPU (`emulator/`).
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]

@@ -160,6 +160,11 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// Facts that the GPU reports about itself.
     fn facts(&self) -> &Self::Facts;
 
+    /// Operations, by estimate, that a command buffer has at most ([`crate::step_cost`]).
+    fn most_ops(&self) -> u64 {
+        crate::step_cost::MOST_OPS
+    }
+
     /// Allocates zeroed memory.
     ///
     /// # Errors

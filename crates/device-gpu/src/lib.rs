@@ -10,8 +10,8 @@
 //!   kernels.
 //! - [`signature`] lists the operands of the kernels of simple Ops.
 //! - [`layout`], [`arguments`] and [`inputs`] define a step's region in memory. [`ahead`] keeps the
-//!   steps in flight, [`compiled`] finds the table for the rows of a step, and [`pools`] holds
-//!   pages.
+//!   steps in flight, [`compiled`] finds the table for the rows of a step, [`pools`] holds pages,
+//!   and [`step_cost`] cuts long steps into command buffers.
 //!
 //! A GPU keeps its kernels, the choice of a kernel for each unit, its profile, and its driver.
 #![deny(missing_docs)]
@@ -30,3 +30,4 @@ pub mod pools;
 pub mod program;
 pub mod replayer;
 pub mod signature;
+pub mod step_cost;

@@ -14,6 +14,7 @@ use crate::layout::{ALIGN, StepLayout};
 use crate::machine::{HostPart, Machine, ResultPart, masks_at};
 use crate::pools::Pools;
 use crate::program::GpuProgram;
+use crate::step_cost::StepCost;
 use device::{CommittedPages, Error, KvLayout, Limits, Plan, Result, Step, Timing};
 use device_lower::table::{StepSizes, Table};
 use std::ops::Range;
@@ -59,6 +60,17 @@ impl HasTable for ClassTable {
     }
 }
 
+/// Seconds of a part of a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    /// On the GPU.
+    pub gpu: f64,
+    /// From the first call of the driver to the end of the wait.
+    pub wall: f64,
+    /// On the CPU, until the command buffer was submitted.
+    pub encode: f64,
+}
+
 /// Bytes of a program's buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
@@ -79,6 +91,8 @@ pub type Compile<G> = Arc<dyn Fn(&[Plan], &Limits) -> Result<GpuProgram<Replayer
 pub struct Replayer<G: Gpu> {
     gpu: Arc<G>,
     plans: Vec<CompiledPlan<ClassTable>>,
+    /// Estimated work of the steps of each plan.
+    costs: Vec<StepCost>,
     /// The kernels that commands name by number.
     kernels: Vec<G::Kernel>,
     /// Pipelines of `kernels`, compiled when a step first needs them.
@@ -138,6 +152,7 @@ impl<G: Gpu> Replayer<G> {
             pools: Pools::new(&kv, limits, gpu.facts().max_buffer_bytes)?,
             residency: gpu.reside(&buffers),
             plans: compiled,
+            costs: plans.iter().map(StepCost::new).collect(),
             pipelines: kernels.iter().map(|_| OnceLock::new()).collect(),
             kernels,
             buffers,
@@ -149,7 +164,6 @@ impl<G: Gpu> Replayer<G> {
         };
         let one = StepSizes { n_rows: 1, n_outputs: 1, ..StepSizes::default() };
         machine.plans.iter().try_for_each(|plan| machine.compile_kernels(plan.table(&one)))?;
-        machine.gpu.keep_pipelines();
         Ok(machine)
     }
 
@@ -180,28 +194,37 @@ impl<G: Gpu> Replayer<G> {
         Ok(())
     }
 
-    /// Seconds of a command of a step: the mean of many runs in one command buffer, each after the
-    /// one before.
+    /// Times of some of a step's commands, in ascending order: means of `repetitions` runs in one
+    /// command buffer. Commands that follow each other in the table wait for each other where they
+    /// must, and others always.
     ///
     /// # Errors
     /// The device failed.
-    pub fn time_command(&self, begun: &Begun, command: usize, repetitions: usize) -> Result<f64> {
+    pub fn time_commands(&self, begun: &Begun, commands: &[usize], repetitions: usize) -> Result<Times> {
         let replay = self.replay(begun);
-        let Some(threadgroups) = replay.table.threadgroups(command, &begun.sizes) else { return Ok(0.0) };
-        let n = repetitions.max(1);
-        let mut seconds = f64::INFINITY;
-        // The first run finds cold caches and pages.
-        for _ in 0..2 {
-            let work = self.gpu.submit(&mut |encoder| {
-                self.pools.encode(encoder);
-                for _ in 0..n {
-                    replay.encode_command(command, threadgroups, encoder);
-                    encoder.barrier();
+        let started = Instant::now();
+        let work = self.gpu.submit(&mut |encoder| {
+            self.pools.encode(encoder);
+            for _ in 0..repetitions {
+                let mut due = false;
+                for run in replay.table.runs(&begun.sizes) {
+                    due |= run.barrier;
+                    if commands.binary_search(&run.index).is_err() {
+                        due = true;
+                        continue;
+                    }
+                    if std::mem::take(&mut due) {
+                        encoder.barrier();
+                    }
+                    replay.encode_command(run.index, run.threadgroups, encoder);
                 }
-            })?;
-            seconds = seconds.min(self.gpu.wait(&work)? / n as f64);
-        }
-        Ok(seconds)
+                encoder.barrier();
+            }
+        })?;
+        let encode = started.elapsed().as_secs_f64();
+        let gpu = self.gpu.wait(&work)?;
+        let mean = |seconds: f64| seconds / repetitions.max(1) as f64;
+        Ok(Times { gpu: mean(gpu), wall: mean(started.elapsed().as_secs_f64()), encode: mean(encode) })
     }
 
     fn replay(&self, begun: &Begun) -> Replay<'_, G> {
@@ -219,6 +242,13 @@ impl<G: Gpu> Replayer<G> {
     fn encode(&self, begun: &Begun, range: Range<usize>) -> Result<G::Ticket> {
         let replay = self.replay(begun);
         self.gpu.submit(&mut |encoder| replay.encode(&begun.sizes, &range, encoder))
+    }
+
+    /// Keeps the last two submissions of a step, and waits for the one before them.
+    fn keep(&self, work: &mut [Option<G::Ticket>; 2], next: G::Ticket) -> Result<()> {
+        let oldest = work[0].take();
+        *work = [work[1].take(), Some(next)];
+        oldest.map_or(Ok(()), |oldest| self.gpu.wait(&oldest).map(drop))
     }
 
     /// The first byte and the length of a committed page.
@@ -320,24 +350,25 @@ impl<G: Gpu> Machine for Replayer<G> {
         Ok(())
     }
 
-    /// Submits a step as one command buffer, or as several if its caller may stop it. The caller is
-    /// polled between them. While the GPU runs one, the next is submitted.
+    /// Submits a step as one command buffer, or as several if it has much work or its caller may
+    /// stop it. The caller is polled between them. While the GPU runs one, the next is submitted.
     fn launch(&mut self, step: &Step, begun: &Begun, _is_busy: bool) -> Result<Self::Work> {
         let table = self.plans[begun.plan].table(&begun.sizes).table();
         let (n, masks_at) = (table.commands().len(), masks_at(table, &begun.sizes));
-        let n_parts = if step.stop.is_some() && begun.sizes.n_rows > 1 { PARTS } else { 1 };
+        let polled = if step.stop.is_some() && begun.sizes.n_rows > 1 { PARTS } else { 1 };
+        let by_work = self.costs[begun.plan].n_parts(step, self.gpu.most_ops());
+        let n_parts = by_work.min(n).max(polled);
         let mut work: Self::Work = [None, None];
         for part in 0..n_parts {
             let (mut start, end) = (part * n / n_parts, (part + 1) * n / n_parts);
             if (start..end).contains(&masks_at) {
                 let before = self.encode(begun, start..masks_at)?;
-                // Dropping a ticket waits for it.
-                work = [work[1].take(), Some(before)];
+                self.keep(&mut work, before)?;
                 inputs::write_masks(self, &self.step.clone(), step, begun);
                 start = masks_at;
             }
             let next = self.encode(begun, start..end)?;
-            work = [work[1].take(), Some(next)];
+            self.keep(&mut work, next)?;
             if n_parts > 1
                 && let Some(before) = work[0].take()
             {

@@ -33,7 +33,7 @@ mod tests {
     #[test]
     fn sizes_are_whole_vectors() {
         let layouts = layouts();
-        assert_eq!(layouts.len(), 22);
+        assert_eq!(layouts.len(), 23);
         for (name, size, _) in layouts {
             assert!(size.is_multiple_of(16) && size > 0, "{name}: {size} bytes");
         }

@@ -5,7 +5,8 @@
 //! `linear` the projections, `attention` the readers of KV pages, and `experts` the mixtures.
 //! `merged` has the projection that merges the parts of a split attention. `join` has the sum of a
 //! branch after its norm. `recurrent` has the layers with states; `choose` the kernels that choose
-//! tokens from logits; `products` has the shared code of products with weights.
+//! tokens from logits; `products` has the shared code of products with weights, `turns` the
+//! cosines and sines of RoPE.
 
 mod attention;
 mod call;
@@ -18,6 +19,7 @@ mod merged;
 mod primitives;
 mod products;
 mod recurrent;
+mod turns;
 
 pub use draft::{Compiler, Pipelines};
 
@@ -50,6 +52,7 @@ impl<'a, G: MetalGpu> Compiler<'a, G> {
             join: None,
             normed: vec![],
             expert_parts: None,
+            has_turns: false,
             compiler: self,
         };
         if tokens == RowClass::One {

@@ -85,7 +85,7 @@ impl<G: MetalGpu> MetalDevice<G> {
             return Err(device::Error::Unsupported {
                 device: self.name(),
                 what: "products on tensor units, which its shaders are not compiled for".to_owned(),
-                hint: "they came with the M5 and macOS 26; leave --tensors out".to_owned(),
+                hint: "they came with the M5 and macOS 26.2; leave --tensors out".to_owned(),
             });
         }
         let parts: Vec<(Vec<LoweredUnit>, Arena)> = plans

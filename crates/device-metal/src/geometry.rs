@@ -3,7 +3,8 @@
 
 use crate::arguments::ExpertTile;
 
-/// Rows of a weight that a SIMD-group of a GEMV makes.
+/// Rows of a weight that a SIMD-group of a GEMV makes, unless a profile takes more for one row of x
+/// ([`crate::Profile::weight_rows`]).
 pub const GEMV_ROWS: usize = 4;
 
 /// Rows of a weight that a tile has.
@@ -34,8 +35,8 @@ pub fn partial_bytes(n_rows: usize, n_heads: usize, head_dim: usize) -> (usize, 
     (n * head_dim.next_multiple_of(4) * 4, n * 8)
 }
 
-/// Pairs of a row and an expert that a tile has.
-pub const TILE_PAIRS: usize = 32;
+/// Pairs of a row and an expert that a tile has, at most.
+pub const TILE_PAIRS: usize = 64;
 
 /// Bytes of the description of such a tile.
 pub const TILE_BYTES: usize = size_of::<ExpertTile>();

@@ -13,12 +13,18 @@
 pub mod apple;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub mod emulated;
+mod fewer;
 #[cfg_attr(not(target_os = "macos"), allow(dead_code))]
 mod heartbeat;
+pub mod null;
+#[cfg_attr(not(target_os = "macos"), allow(dead_code))]
+mod unsaved;
 
 pub use device_gpu::gpu::{Buffer, Common, Dispatch, Encoder, Gpu, Memory, Residency, Window};
+pub use fewer::{Fewer, Fitted};
 
 use crate::kernels::Kernel;
+use device::Result;
 
 /// The value of a function constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,6 +84,17 @@ impl std::ops::Deref for Facts {
     }
 }
 
+/// Length of threadgroup memory to set before a dispatch that needs `needed` bytes, if an encoder
+/// has `now`. `None` leaves it.
+///
+/// The length outlives the pipeline, and a driver may count it for the next one, which may have no
+/// such argument. So it falls to the least where a dispatch needs none.
+pub fn threadgroup_length(now: u32, needed: u32) -> Option<u32> {
+    const LEAST: u32 = 16;
+    let length = needed.max(LEAST);
+    (length != now).then_some(length)
+}
+
 /// Threads of a SIMD-group on every GPU of Apple's.
 pub const SIMD_WIDTH: u32 = 32;
 
@@ -90,13 +107,15 @@ pub struct Request {
     pub constants: Vec<(u16, Constant)>,
     /// Threads of its threadgroups, at most.
     pub threads: u32,
+    /// The way in which it runs with fewer threads, if the GPU refuses so many.
+    pub fewer: Fewer,
 }
 
 impl Request {
     /// A kernel without constants.
     pub fn plain(file: &'static str, function: &str, threads: u32) -> Request {
         let kernel = Kernel { file, function: function.to_owned() };
-        Request { kernel, constants: Vec::new(), threads }
+        Request { kernel, constants: Vec::new(), threads, fewer: Fewer::Never }
     }
 }
 
@@ -111,7 +130,34 @@ pub trait MetalGpu: Gpu<Kernel = Request, Facts = Facts> {
     /// It does not compile, in the compiler's words.
     fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String>;
 
-    /// The pipelines that exist: a function, its most threads, its static threadgroup memory in
-    /// bytes.
-    fn made(&self) -> Vec<(String, u32, u32)>;
+    /// Warnings of the compiler about a file that it compiled; empty if there are none.
+    fn warnings(&self, _file: &'static str) -> String {
+        String::new()
+    }
+
+    /// Builds a pipeline without a limit of its threads, which shows how many registers its kernel
+    /// needs. `None` if this GPU has no registers.
+    ///
+    /// # Errors
+    /// As [`Gpu::pipeline`].
+    fn unlimited(&self, request: &Request) -> Result<Option<Unlimited>>;
+
+    /// Kernels that run with fewer threads than their tables name, in words.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Facts about the machine that no choice depends on, for the report.
+    fn about(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+}
+
+/// Limits of a pipeline that was built without a limit of its threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unlimited {
+    /// Maximum number of threads of a threadgroup. It falls as the kernel needs more registers.
+    pub max_threads: u32,
+    /// Bytes of threadgroup memory that the kernel declares.
+    pub threadgroup_bytes: u32,
 }

@@ -32,6 +32,8 @@ mod layout;
 mod peaks;
 mod profile;
 pub mod selftest;
+pub mod tensors;
+mod turns;
 mod weights;
 
 pub use device_impl::MetalDevice;

@@ -1,7 +1,7 @@
 //! Choices that differ between chips: fusion rules, passes, sizes of threadgroups, thresholds. They
 //! are data, by GPU family and cores.
 
-use crate::geometry::MOST_SPLITS;
+use crate::geometry::{GEMV_ROWS, MOST_SPLITS};
 use crate::gpu::Facts;
 use device::{FusedKind, KvType};
 use device_lower::fusion;
@@ -28,6 +28,9 @@ pub struct Profile {
     pub gemv_simdgroups: u32,
     /// SIMD-groups of a threadgroup of a GEMV whose weight rows are not shared: 1 to 16.
     pub gemv_threadgroup: u32,
+    /// Rows of a weight that a SIMD-group multiplies with one row of x at once, 4 or 8, in products
+    /// that then still have [`Self::gemv_simdgroups`]. Eight halve the loads of x and its norm.
+    pub weight_rows: u32,
     /// Maximum number of rows of x that one SIMD-group multiplies with the weights that it loads:
     /// 2, 4 or 8. More read weights fewer times and need more registers (`kernels/NOTES.md`).
     pub product_rows: u32,
@@ -54,8 +57,8 @@ pub struct Profile {
     /// Rows of a span from which on recurrent layers take 16 positions at a time, as matrix
     /// products, and not one by one (`kernels/scan_chunks.h`).
     pub scan_rows: usize,
-    /// True if matrices are multiplied by the tensor units that Metal 4 opens. This path is
-    /// written, but nobody has ever executed it.
+    /// True if the tiles of prompts are multiplied on the tensor units of Metal 4. Only the
+    /// emulator has executed these kernels.
     pub tensor: bool,
 }
 
@@ -95,6 +98,7 @@ impl Profile {
             norm_threads: 256,
             gemv_simdgroups: family.gemv_simdgroups * cores as u32,
             gemv_threadgroup: 2,
+            weight_rows: 8,
             product_rows: 8,
             // One step runs and one waits, so the GPU never idles. Two more cover delays of the
             // host.
@@ -133,10 +137,11 @@ impl Profile {
     }
 
     /// The fields that are numbers.
-    fn numbers(&self) -> [(&'static str, usize); 14] {
+    fn numbers(&self) -> [(&'static str, usize); 15] {
         [
             ("gemv_simdgroups", self.gemv_simdgroups as usize),
             ("gemv_threadgroup", self.gemv_threadgroup as usize),
+            ("weight_rows", self.weight_rows as usize),
             ("product_rows", self.product_rows as usize),
             ("attention_simdgroups", self.attention_simdgroups as usize),
             ("merged_simdgroups", self.merged_simdgroups as usize),
@@ -199,10 +204,11 @@ impl Profile {
                 "prompt_chunk" => profile.prompt_chunk = n,
                 "in_flight" => profile.in_flight = n,
                 "key_lanes" if n.is_power_of_two() => profile.key_lanes = n as u32,
+                "weight_rows" if n.is_power_of_two() => profile.weight_rows = n as u32,
                 "product_rows" if n.is_power_of_two() => profile.product_rows = n as u32,
                 "tile_rows" if n == 32 || n == 64 => profile.tile_rows = n as u32,
                 _ => {
-                    let expected = "a multiple of 32; of tile_rows 32 or 64; of key_lanes 4, 8 or 16; of product_rows 2, 4 or 8";
+                    let expected = "a multiple of 32; of tile_rows 32 or 64; of key_lanes 4, 8 or 16; of weight_rows 4 or 8; of product_rows 2, 4 or 8";
                     return wrong(format!("{name} = {n}, expected {expected}"));
                 }
             }
@@ -215,6 +221,13 @@ impl Profile {
     pub fn key_lanes(&self, n_heads: usize) -> u32 {
         let most = 32 / (n_heads.max(1) as u32).next_power_of_two();
         self.key_lanes.min(most).max(4)
+    }
+
+    /// Rows of weights that a SIMD-group of a GEMV of one row computes, of products of `n_rows`
+    /// rows of weights in all.
+    pub fn weight_rows(&self, n_rows: usize) -> usize {
+        let wide = self.weight_rows as usize;
+        if n_rows.div_ceil(wide) < self.gemv_simdgroups as usize { GEMV_ROWS } else { wide }
     }
 
     /// SIMD-groups of a GEMV's threadgroup, and the number of them that share the same rows.
@@ -249,9 +262,10 @@ impl Profile {
 }
 
 /// The values of each field that kernels support.
-const RANGES: [(&str, std::ops::RangeInclusive<usize>); 14] = [
+const RANGES: [(&str, std::ops::RangeInclusive<usize>); 15] = [
     ("gemv_simdgroups", 1..=65_536),
     ("gemv_threadgroup", 1..=16),
+    ("weight_rows", 4..=8),
     ("product_rows", 2..=8),
     ("attention_simdgroups", 1..=8),
     ("merged_simdgroups", 1..=16),
@@ -358,6 +372,9 @@ mod tests {
             let (simdgroups, split) = p.gemv_shape(256, 8);
             assert!(simdgroups >= split && (split > 1) == (p.gemv_simdgroups > 256), "{name}: {split}");
             assert_eq!(p.gemv_shape(16384, 8), (2, 1));
+            // Eight rows at once where that leaves enough SIMD-groups.
+            let enough = 8 * p.gemv_simdgroups as usize;
+            assert_eq!([enough - 8, enough - 7].map(|n| p.weight_rows(n)), [4, 8]);
             assert_eq!([1, 2, 4, 5, 8].map(|n| p.key_lanes(n)), [8, 8, 8, 4, 4]);
             assert!((2..=MOST_SPLITS).contains(&p.n_splits(8)));
             // SIMD-groups of a GEMV that first computes its row: enough for its work, and at most
@@ -382,6 +399,7 @@ mod tests {
             ("norm_threads = 100", "a multiple of 32"),
             ("tile_rows = 48", "32 or 64"),
             ("key_lanes = 12", "4, 8 or 16"),
+            ("weight_rows = 6", "4 or 8"),
             ("rules = [\"all\"]", "no rule 'all'"),
             ("speed = 1", "no field 'speed'"),
             ("in_flight", "expected NAME = VALUE"),

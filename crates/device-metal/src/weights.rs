@@ -4,7 +4,9 @@
 //! Weights are copied if they are not views of a file, or not aligned for their kernels. Stacks of
 //! experts are copied if their matrices do not share one buffer.
 
+use crate::arguments::TurnPair;
 use crate::gpu::{Buffer, Memory, MetalGpu};
+use crate::turns::Turns;
 use device::key_bias::KnownKeys;
 use device::{Error, KvLayerId, Limits, Op, Plan, Result, WeightId};
 use device_lower::table::Location;
@@ -201,7 +203,7 @@ const MOST_BIASED_COLUMNS: usize = 256;
 
 /// Tables for kernels. They have the offsets of codes, scales and biases of the matrices of each
 /// stack of experts, and the heads of each CrossScores. They also have the constant terms that
-/// stored keys of a layer lack (`kernels/key_bias.h`).
+/// stored keys of a layer lack (`kernels/key_bias.h`), and the pairs of RoPE (`kernels/turns.h`).
 #[derive(Default)]
 pub struct LookupTables {
     /// Index of the first entry of a stack, by plan and weight.
@@ -212,6 +214,8 @@ pub struct LookupTables {
     known_at: HashMap<KvLayerId, usize>,
     /// Key biases by KV layer.
     known: Vec<Option<KnownKeys>>,
+    /// Cosines and sines of each plan, and the index of the first entry of their pairs.
+    turns: Vec<(Turns, usize)>,
     /// Entries of 8 bytes.
     n_entries: usize,
 }
@@ -233,6 +237,10 @@ impl LookupTables {
             tables.n_entries += known.words().count().div_ceil(2);
         }
         for (index, plan) in plans.iter().enumerate() {
+            let turns = Turns::new(plan, limits);
+            let bytes = turns.n_pairs() * size_of::<TurnPair>();
+            tables.turns.push((turns, tables.n_entries));
+            tables.n_entries += bytes / 8;
             for (id, weight) in plan.weights.iter().enumerate().filter(|(_, w)| !w.parts.is_empty()) {
                 tables.stacks.insert((index, WeightId(id as u32)), tables.n_entries);
                 tables.n_entries += 3 * weight.parts.len();
@@ -272,6 +280,11 @@ impl LookupTables {
                 entries[first + index / 2] |= u64::from(word) << (32 * (index % 2));
             }
         }
+        for (plan, (turns, first)) in plans.iter().zip(&self.turns) {
+            let pairs = turns.pairs(plan);
+            let words: &mut [u8] = bytemuck::cast_slice_mut(&mut entries[*first..]);
+            words[..pairs.len() * size_of::<TurnPair>()].copy_from_slice(bytemuck::cast_slice(&pairs));
+        }
         for (heads, first) in &self.heads {
             for (index, head) in heads.iter().enumerate() {
                 entries[first + index / 2] |= (*head as u64) << (32 * (index % 2));
@@ -289,6 +302,12 @@ impl LookupTables {
     /// none.
     pub fn key_bias(&self, buffer: u16, layer: KvLayerId) -> Option<Location> {
         self.known_at.get(&layer).map(|first| Location { buffer, offset: *first as u64 * 8 })
+    }
+
+    /// Cosines and sines of a plan, and the place of their pairs in the buffer of tables.
+    pub fn turns(&self, buffer: u16, plan: usize) -> Option<(&Turns, Location)> {
+        let (turns, first) = self.turns.get(plan)?;
+        Some((turns, Location { buffer, offset: *first as u64 * 8 }))
     }
 
     /// Place of a list of heads in the buffer of tables.

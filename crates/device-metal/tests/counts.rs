@@ -1,9 +1,8 @@
 //! Number of dispatches in a step, counted where they are encoded, however long the sequence and in
 //! chains too. A dense model has at most 5 a layer and 3 more, a mixture of experts 8 a layer.
-//! Steps of many rows have at most 12 a layer.
+//! Steps of many rows have at most 13 a layer.
 #![allow(clippy::unwrap_used)]
 
-use crate::common::NullGpu;
 use device::{
     Activation, Choose, Device, KvLayer, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan,
     RopeStyle, Sampling, Slice, ValueId, Want,
@@ -13,6 +12,7 @@ use device_testing::{
     AttentionOptions, Norms, PlanBuilder, Sequences, committed, layers_with_norms, limits, one_sequence,
 };
 use ingle_device_metal::MetalDevice;
+use ingle_device_metal::gpu::null::NullGpu;
 use std::sync::atomic::Ordering::Relaxed;
 use weights::BlockType;
 
@@ -217,7 +217,7 @@ fn a_mixture_of_experts_has_seven_dispatches_a_layer() {
     let counts = [2, 5].map(|n| counts(&mixture(n, BlockType::Q4_0)));
     for (n, [(decode, _), (prefill, _), (long, _)]) in [2, 5].into_iter().zip(counts) {
         assert!(decode <= 7 * n + 3 && long <= 7 * n + 3, "{decode} and {long} dispatches of {n} layers");
-        assert!(prefill <= 10 * n + 6, "{prefill} dispatches of {n} layers");
+        assert!(prefill <= 11 * n + 6, "{prefill} dispatches of {n} layers");
     }
 }
 
@@ -234,9 +234,9 @@ fn what_stands_behind_and_beside_costs_few_dispatches() {
         for (norms, a_layer, a_layer_of_many, beside_many) in [
             (Norms::Around, 5, 8, 6),
             (Norms::After, 5, 8, 5),
-            (Norms::AroundExperts, 8, 12, 5),
+            (Norms::AroundExperts, 8, 13, 4),
             (Norms::AroundInputs, 7, 11, 8),
-            (Norms::SharedExpert, 8, 12, 3),
+            (Norms::SharedExpert, 8, 13, 2),
         ] {
             let counts = [2, 5].map(|n| counts(&layers_with_norms(3, n, HIDDEN, block, norms)));
             for (n, [decode, (prefill, _), long]) in [2, 5].into_iter().zip(counts) {

@@ -113,6 +113,7 @@ const METAL_ONLY: &[&str] = &[
     "scan",
     "scan_chunks",
     "step",
+    "turns",
     "linear/arguments",
     "linear/block",
     "linear/constants",
@@ -165,6 +166,10 @@ const METAL_ONLY: &[&str] = &[
     "sampling/sample",
     "peaks",
     "probes",
+    // The tensor units of Metal 4.
+    "attention/tensor",
+    "tensor_probe",
+    "tensor_units",
 ];
 
 /// Checks that the files of `first` that `second` lacks are those of `alone`.

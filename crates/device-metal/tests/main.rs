@@ -2,7 +2,6 @@
 //! observe their whole process are separate binaries.
 
 mod arithmetic;
-mod common;
 mod counts;
 mod every_kernel;
 mod kernels_attention;
@@ -12,3 +11,5 @@ mod launch;
 mod listing;
 mod ops;
 mod program;
+mod refusals;
+mod report;

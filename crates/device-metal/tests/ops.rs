@@ -5,6 +5,7 @@
 
 use device::OpKind;
 use device_testing::{Case, PlanBuilder, Sequences, check_cases, check_op_cases, every, limits};
+use ingle_device_metal::gpu::Gpu as _;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
 use ingle_device_metal::selftest::{SHORTEST_SPLIT, may_split, tolerance};
 use ingle_device_metal::{MetalDevice, Profile};
@@ -13,6 +14,29 @@ use weights::BlockType;
 fn device() -> MetalDevice<EmulatedGpu> {
     let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
     MetalDevice::new(EmulatedGpu::new(&Options::new(cache)).unwrap())
+}
+
+/// Prompts on tensor units: a product with weights, one with experts, and attention. The kernels'
+/// own tests have every type and odd sizes.
+#[test]
+fn tensor_units() {
+    let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
+    let gpu = EmulatedGpu::new(&Options { tensors: true, ..Options::new(cache) }).unwrap();
+    let profile = Profile { tensor: true, ..Profile::new(gpu.facts()) };
+    let device = MetalDevice::with_profile(gpu, profile);
+    let wanted = [OpKind::Linear, OpKind::ExpertLinear, OpKind::SelfAttention];
+    let cases = check_op_cases().into_iter().filter(|case| wanted.contains(&case.kind));
+    let cases: Vec<Case> =
+        cases.filter(|case| case.kind == OpKind::SelfAttention || case.block == BlockType::Q4_0).collect();
+    device.gpu().start_trace();
+    if let Err(failures) = check_cases(&device, cases, tolerance) {
+        panic!("{failures}");
+    }
+    let trace = device.gpu().take_trace();
+    for kernel in ["linear_q4_0_gemm", "expert_linear_q4_0_gemm", "self_attention"] {
+        let mut of_kernel = trace.iter().filter(|traced| traced.function.contains(kernel));
+        assert!(of_kernel.any(|traced| traced.counters.simdgroup.tensor_products > 0), "{kernel}");
+    }
 }
 
 /// Checks every `quick`th of the cases that are wanted; runs of more cases check all of them.
@@ -148,11 +172,15 @@ fn three_products_of_which_the_last_has_another_type() {
     let case = Case { name, kind, block, plans: vec![plan], limits, steps, tolerance: 1e-5 };
     let device = device();
     // Seven rows in two products of four, or in four of two.
-    for product_rows in [8, 4, 2] {
-        let profile = Profile { product_rows, ..device.profile().clone() };
+    let default = device.profile();
+    let mut profiles = [8, 4, 2].map(|product_rows| Profile { product_rows, ..default.clone() }).to_vec();
+    // A GPU that these few rows fill takes eight rows of a weight at once.
+    profiles.push(Profile { gemv_simdgroups: 1, ..default.clone() });
+    for profile in profiles {
+        let what = profile.to_text();
         let device = MetalDevice::sharing(device.shared_gpu().clone(), profile);
         if let Err(failures) = check_cases(&device, vec![case.clone()], tolerance) {
-            panic!("with {product_rows} rows of x in a product: {failures}");
+            panic!("with {what}: {failures}");
         }
     }
 }

@@ -14,9 +14,9 @@ use device_lower::sampling::{self, Chooser};
 use device_testing::{
     Sequences, check_op_cases, committed, compare_chunks, limits, mini_transformer, one_sequence,
 };
+use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
 use ingle_device_metal::selftest;
-use ingle_device_metal::{MetalDevice, Profile};
 use metal_emulator::LaneOrder;
 use weights::BlockType;
 
@@ -443,12 +443,17 @@ fn the_search_goes_over_every_field() {
     let device = device();
     let effort = selftest::Effort { n_tokens: 1, ..selftest::Effort::of(true) };
     let mut tried = std::collections::BTreeSet::new();
-    let mut tell = |field: &str, profile: &Profile, speed: Option<f64>| {
-        assert!(speed.is_some_and(|speed| speed > 0.0), "{field} does not run: {profile:?}");
-        tried.insert(field.to_owned());
+    let mut tell = |trial: &selftest::Trial| {
+        let runs = !trial.candidate.is_empty() && trial.candidate.iter().all(|rate| *rate > 0.0);
+        assert!(runs, "{} does not run: {:?}", trial.field, trial.profile);
+        assert_eq!(trial.incumbent.len(), trial.candidate.len(), "runs in turns");
+        tried.insert(trial.field.to_owned());
         true
     };
-    let (best, _) = selftest::sweep(device.shared_gpu(), device.profile(), &effort, &mut tell).unwrap();
+    let (best, compared) =
+        selftest::sweep(device.shared_gpu(), device.profile(), &effort, &mut tell).unwrap();
+    // The winner is compared with the first profile by each judge.
+    assert_eq!(compared.len(), if best == *device.profile() { 0 } else { 4 });
     let text = best.to_text();
     let fields = text.lines().filter_map(|line| Some(line.split_once(" = ")?.0));
     // A program has an argmax over a vocabulary only where no head left the best of its parts.

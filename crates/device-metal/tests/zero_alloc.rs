@@ -3,9 +3,6 @@
 //! allocate.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::NullGpu;
 use device::{
     Choose, Device, KvType, Limits, Link, OpKind, OutputRef, OwnedStep, Penalties, Sampling, Slice, Ticket,
     Want,
@@ -15,6 +12,7 @@ use device_testing::{
     CountingAllocator, Sequences, check_op_cases, committed, limits, mini_transformer, one_sequence,
 };
 use ingle_device_metal::MetalDevice;
+use ingle_device_metal::gpu::null::NullGpu;
 use weights::BlockType;
 
 #[global_allocator]

@@ -43,6 +43,18 @@ impl Plan {
         2 * n_products as u64 * self.weight(weight).n_cols() as u64
     }
 
+    /// Operations of the attentions of one row for each position that it attends to, counted like
+    /// [`Self::ops_per_token`]: a product with a key, and one with a value.
+    pub fn ops_per_pair(&self) -> u64 {
+        let mut ops = 0;
+        for op in self.primitives() {
+            if let Op::Attention { q, .. } | Op::SelfAttention { q, .. } | Op::CrossAttention { q, .. } = op {
+                ops += 4 * self.value(*q).cols as u64;
+            }
+        }
+        ops
+    }
+
     /// Bytes of a weight.
     pub fn weight_bytes(&self, id: WeightId) -> u64 {
         self.weight(id).n_bytes()

@@ -1,7 +1,8 @@
 //! Bytes and operations of nodes.
 
 use device_lower::fusion::{self, fuse};
-use device_testing::PlanBuilder;
+use device_testing::{PlanBuilder, mini_transformer};
+use ingle_device::OpKind;
 use weights::BlockType;
 
 #[test]
@@ -15,6 +16,22 @@ fn a_token_reads_the_chosen_experts() {
     assert_eq!(plan.weight_bytes_per_token(), 8 * 4 + 3 * 5 * 8 * 2);
     assert_eq!(plan.ops_per_token(), 2 * 3 * 5 * 8);
     assert_eq!(plan.weights.last().unwrap().n_bytes(), 8 * 5 * 8 * 2);
+}
+
+#[test]
+fn attention_multiplies_each_query_with_a_key_and_a_value() {
+    let plan = mini_transformer(1, BlockType::F32);
+    let queries: u64 = plan
+        .primitives()
+        .filter(|op| op.kind() == OpKind::Attention)
+        .map(|op| {
+            let q = op.reads()[0];
+            plan.value(q).cols as u64
+        })
+        .sum();
+    assert!(queries > 0);
+    assert_eq!(plan.ops_per_pair(), 4 * queries);
+    assert_eq!(fuse(&plan, fusion::ALL).ops_per_pair(), 4 * queries);
 }
 
 #[test]

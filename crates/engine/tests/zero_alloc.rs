@@ -3,12 +3,7 @@
 //! binary of its own, so that nothing else counts.
 #![allow(clippy::unwrap_used)]
 
-// Name of the crate in the GPU's file.
-extern crate device_metal as ingle_device_metal;
-
 mod common;
-#[path = "../../device-metal/tests/common/mod.rs"]
-mod null_gpu;
 
 use std::sync::Arc;
 
@@ -115,7 +110,8 @@ fn check_engine(mut engine: Engine, sampling: SamplingParams, n_sequences: usize
 /// Check steps whose tokens only the host can choose, on a GPU that runs nothing and so leaves
 /// zeros. (Steps in flight are checked by the device's own test, and on the devices above.)
 fn check_metal(name: &str) {
-    let metal = Arc::new(device_metal::MetalDevice::new(null_gpu::NullGpu::new("Apple M4 Pro")));
+    let metal =
+        Arc::new(device_metal::MetalDevice::new(device_metal::gpu::null::NullGpu::new("Apple M4 Pro")));
     let device: Arc<dyn Device> = metal.clone();
     for sampling in [every_stage(), SamplingParams { top_k: 40, ..every_stage() }] {
         let options = LoadOptions { kv_type: Some(device::KvType::F16), ..options(128, 32, 1) };

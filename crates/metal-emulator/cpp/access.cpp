@@ -267,6 +267,7 @@ static inline __attribute__((always_inline)) bool is_initialised(const msl_u8 * 
 static inline __attribute__((always_inline)) void check(msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
     if (__builtin_expect(msl_running, true)) {
         Worker * w = msl_current_worker();
+        msl_step(w);
         Region * r = w->recent[recent_of(code)];
         const msl_u64 at = address - r->address, length = write ? r->writable_length : r->length;
         if (__builtin_expect(at < length && length - at >= size, true)) {

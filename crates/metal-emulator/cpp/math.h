@@ -1,5 +1,9 @@
-// Scalar and vector functions. Half and bfloat are computed in float and rounded once. fast:: and
-// precise:: are the same functions.
+// Scalar and vector functions. Halves are computed in float and rounded once. fast:: and precise::
+// are the same functions.
+//
+// As in Apple's library of Metal 3.1, functions of bfloat are missing: the argument becomes a
+// float, and so does the result. A scalar where a vector is expected is converted, whatever its
+// type.
 #pragma once
 #pragma GCC system_header
 
@@ -26,11 +30,26 @@ MSL_INLINE float msl_inexact(float argument, float result) {
 #endif
 }
 
+// A type from which no template argument is deduced.
+template<class T> struct msl_same {
+    typedef T type;
+};
+template<class T, int N> using msl_any = typename msl_same<vec<T, N>>::type;
+// A vector and a scalar.
+#define MSL_MIXED(name) \
+    template<class T, int N> MSL_INLINE vec<T, N> name(vec<T, N> a, msl_any<T, N> b) { \
+        for (int i = 0; i < N; i++) a.d[i] = name(a.d[i], b.d[i]); \
+        return a; \
+    } \
+    template<class T, int N> MSL_INLINE vec<T, N> name(msl_any<T, N> a, vec<T, N> b) { \
+        for (int i = 0; i < N; i++) a.d[i] = name(a.d[i], b.d[i]); \
+        return a; \
+    }
+
 // ---- one argument
 #define MSL_F1(name, expression) \
     MSL_INLINE float name(float x) { return expression; } \
     MSL_INLINE half name(half h) { float x = (float) h; return (half) (expression); } \
-    MSL_INLINE bfloat name(bfloat h) { float x = (float) h; return bfloat(expression); } \
     template<class T, int N> MSL_INLINE vec<T, N> name(vec<T, N> a) { \
         for (int i = 0; i < N; i++) a.d[i] = name(a.d[i]); \
         return a; \
@@ -39,12 +58,11 @@ MSL_INLINE float msl_inexact(float argument, float result) {
 #define MSL_F2(name, expression) \
     MSL_INLINE float name(float x, float y) { return expression; } \
     MSL_INLINE half name(half h, half k) { float x = (float) h, y = (float) k; return (half) (expression); } \
-    MSL_INLINE bfloat name(bfloat h, bfloat k) { float x = (float) h, y = (float) k; return bfloat(expression); } \
     template<class T, int N> MSL_INLINE vec<T, N> name(vec<T, N> a, vec<T, N> b) { \
         for (int i = 0; i < N; i++) a.d[i] = name(a.d[i], b.d[i]); \
         return a; \
     } \
-    template<class T, int N> MSL_INLINE vec<T, N> name(vec<T, N> a, T b) { return name(a, vec<T, N>(b)); }
+    MSL_MIXED(name)
 #define MSL_FUNCTIONS \
     MSL_F1(sqrt, __builtin_sqrtf(x)) MSL_F1(rsqrt, msl_inexact(x, 1.0f / __builtin_sqrtf(x))) \
     MSL_F1(exp, msl_inexact(x, __builtin_expf(x))) MSL_F1(exp2, msl_inexact(x, __builtin_exp2f(x))) MSL_F1(exp10, msl_inexact(x, __builtin_powf(10.0f, x))) \
@@ -73,19 +91,17 @@ MSL_FUNCTIONS
 namespace precise {
 MSL_FUNCTIONS
 }
-template<class T, int N> MSL_INLINE vec<T, N> fmax(T a, vec<T, N> b) { return fmax(vec<T, N>(a), b); }
-template<class T, int N> MSL_INLINE vec<T, N> fmin(T a, vec<T, N> b) { return fmin(vec<T, N>(a), b); }
 
 MSL_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 MSL_INLINE half fma(half a, half b, half c) { return (half) __builtin_fmaf((float) a, (float) b, (float) c); }
-MSL_INLINE bfloat fma(bfloat a, bfloat b, bfloat c) { return bfloat(__builtin_fmaf((float) a, (float) b, (float) c)); }
 MSL_INLINE float mad(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 MSL_INLINE float ldexp(float x, int n) { return __builtin_ldexpf(x, n); }
 MSL_INLINE half ldexp(half x, int n) { return (half) __builtin_ldexpf((float) x, n); }
 MSL_INLINE float frexp(float x, thread int & n) { int k; float r = __builtin_frexpf(x, &k); n = k; return r; }
+MSL_INLINE float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }
 MSL_INLINE int ilogb(float x) { return __builtin_ilogbf(x); }
 MSL_INLINE float modf(float x, thread float & whole) { whole = __builtin_truncf(x); return __builtin_copysignf(__builtin_isinf(x) ? 0.0f : x - whole, x); }
-template<class T, int N> MSL_INLINE vec<T, N> fma(vec<T, N> a, vec<T, N> b, vec<T, N> c) {
+template<class T, int N> MSL_INLINE vec<T, N> fma(vec<T, N> a, msl_any<T, N> b, msl_any<T, N> c) {
     for (int i = 0; i < N; i++) a.d[i] = fma(a.d[i], b.d[i], c.d[i]);
     return a;
 }
@@ -98,7 +114,6 @@ template<int N> MSL_INLINE vec<float, N> ldexp(vec<float, N> a, vec<int, N> n) {
 #define MSL_CLASS(name, expression) \
     MSL_INLINE bool name(float x) { return expression; } \
     MSL_INLINE bool name(half h) { float x = (float) h; return expression; } \
-    MSL_INLINE bool name(bfloat h) { float x = (float) h; return expression; } \
     template<class T, int N> MSL_INLINE vec<bool, N> name(vec<T, N> a) { \
         vec<bool, N> r; \
         for (int i = 0; i < N; i++) r.d[i] = name(a.d[i]); \
@@ -121,7 +136,7 @@ MSL_CLASS(signbit, (::as_type<uint>(x) >> 31) != 0)
     MSL_INLINE T max(T a, T b) { return (T) __builtin_fmaxf((float) a, (float) b); } \
     MSL_INLINE T clamp(T x, T lo, T hi) { return min(max(x, lo), hi); } \
     MSL_INLINE T select(T a, T b, bool c) { return c ? b : a; }
-#define MSL_FLOAT_MINMAX MSL_MINMAX(float) MSL_MINMAX(half) MSL_MINMAX(bfloat)
+#define MSL_FLOAT_MINMAX MSL_MINMAX(float) MSL_MINMAX(half)
 MSL_FLOAT_MINMAX
 MSL_ORDERED(char) MSL_ORDERED(uchar) MSL_ORDERED(short) MSL_ORDERED(ushort) MSL_ORDERED(int) MSL_ORDERED(uint) MSL_ORDERED(long) MSL_ORDERED(ulong)
 #define MSL_VECTOR2(name) \
@@ -129,11 +144,12 @@ MSL_ORDERED(char) MSL_ORDERED(uchar) MSL_ORDERED(short) MSL_ORDERED(ushort) MSL_
         for (int i = 0; i < N; i++) a.d[i] = name(a.d[i], b.d[i]); \
         return a; \
     } \
-    template<class T, int N> MSL_INLINE vec<T, N> name(vec<T, N> a, T b) { return name(a, vec<T, N>(b)); } \
-    template<class T, int N> MSL_INLINE vec<T, N> name(T a, vec<T, N> b) { return name(vec<T, N>(a), b); }
+    MSL_MIXED(name)
 #define MSL_VECTOR_CLAMP \
-    template<class T, int N> MSL_INLINE vec<T, N> clamp(vec<T, N> x, vec<T, N> lo, vec<T, N> hi) { return min(max(x, lo), hi); } \
-    template<class T, int N> MSL_INLINE vec<T, N> clamp(vec<T, N> x, T lo, T hi) { return min(max(x, vec<T, N>(lo)), vec<T, N>(hi)); }
+    template<class T, int N> MSL_INLINE vec<T, N> clamp(vec<T, N> x, msl_any<T, N> lo, msl_any<T, N> hi) { \
+        for (int i = 0; i < N; i++) x.d[i] = clamp(x.d[i], lo.d[i], hi.d[i]); \
+        return x; \
+    }
 MSL_VECTOR2(min) MSL_VECTOR2(max) MSL_VECTOR_CLAMP
 namespace fast {
 MSL_FLOAT_MINMAX
@@ -154,8 +170,7 @@ template<class T> MSL_INLINE T median3(T a, T b, T c) { return max(min(a, b), mi
 
 MSL_INLINE float mix(float a, float b, float t) { return a + (b - a) * t; }
 MSL_INLINE half mix(half a, half b, half t) { return a + (b - a) * t; }
-template<class T, int N> MSL_INLINE vec<T, N> mix(vec<T, N> a, vec<T, N> b, vec<T, N> t) { return a + (b - a) * t; }
-template<class T, int N> MSL_INLINE vec<T, N> mix(vec<T, N> a, vec<T, N> b, T t) { return a + (b - a) * t; }
+template<class T, int N> MSL_INLINE vec<T, N> mix(vec<T, N> a, vec<T, N> b, msl_any<T, N> t) { return a + (b - a) * t; }
 MSL_INLINE float smoothstep(float lo, float hi, float x) {
     const float t = saturate((x - lo) / (hi - lo));
     return t * t * (3.0f - 2.0f * t);
@@ -190,7 +205,6 @@ template<int N> MSL_INLINE bool all(vec<bool, N> a) {
 // ---- integers
 MSL_INLINE float abs(float x) { return __builtin_fabsf(x); }
 MSL_INLINE half abs(half x) { return (half) __builtin_fabsf((float) x); }
-MSL_INLINE bfloat abs(bfloat x) { return bfloat(__builtin_fabsf((float) x)); }
 #define MSL_INTEGERS(T, U, bits) \
     MSL_INLINE T abs(T x) { return (T) (x < 0 ? -x : x); } \
     MSL_INLINE U abs(U x) { return x; } \

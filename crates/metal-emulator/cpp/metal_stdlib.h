@@ -94,7 +94,9 @@ typedef unsigned long ulong;
 #include "math.h"
 #include "simdgroup.h"
 #include "simdgroup_matrix.h"
+#include "metal_tensor.h"
 #include "atomic.h"
+#include "internals.h"
 #include "launch.h"
 #ifndef MSL_STRICT
 #pragma float_control(pop)

@@ -46,6 +46,7 @@ int main(int n_arguments, char ** arguments) {
     for (int i = 0; i < 3; i++) d.threads[i] = (msl_u32) number();
     d.order = (msl_u32) number();
     d.seed = number();
+    d.most_steps = ~0ul;
     // Each allocation has exactly the length that kernels may access.
     const msl_u64 n_memory = number();
     msl_u8 * memory[62];

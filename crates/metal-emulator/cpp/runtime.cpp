@@ -137,6 +137,12 @@ static void arrived(void * fake, Worker * w) {
     __builtin_trap();
 }
 
+void msl_overdue(Worker * w) {
+    Lane * l = msl_current_lane();
+    msl_fault_of(l, MSL_OVERDUE)->size = w->most_steps;
+    msl_fail(l);
+}
+
 msl_fault * msl_fault_of(Lane * l, msl_u32 kind) {
     msl_fault * f = l->worker->fault;
     f->kind = kind;
@@ -218,7 +224,7 @@ static void fail_divergent(Worker * w, Simdgroup * g) {
 // there is none.
 static bool complete(Worker * w, Simdgroup * g) {
     if (!g->gathered) return false;
-    if (g->apart || g->at_barrier || (g->operation == MSL_MATRIX && g->gathered != ~0u)) {
+    if (g->apart || g->at_barrier || ((g->operation == MSL_MATRIX || g->operation == MSL_TENSOR) && g->gathered != ~0u)) {
         fail_divergent(w, g);
         return false;
     }
@@ -256,6 +262,7 @@ static void others(Lane * l) {
 extern "C" void msl_exchange(msl_u32 operation, const void * value, msl_u32 size, const msl_site * site, msl_slots * out) {
     Lane * l = msl_current_lane();
     Simdgroup * g = l->simdgroup;
+    msl_step(l->worker);
     copy(g->slots[g->parity ^ 1][l->lane], value, size);
     l->site = *site;
     l->operation = operation;
@@ -295,6 +302,21 @@ extern "C" void msl_inactive_lane(msl_u32 lane, const msl_site * site) {
     msl_fault_site(f, site, nullptr);
     msl_fail(l);
 }
+extern "C" void msl_undefined(const char * what, const msl_site * site) {
+    Lane * l = msl_current_lane();
+    msl_fault_site(msl_fault_of(l, MSL_UNDEFINED), site, what);
+    msl_fail(l);
+}
+extern "C" void msl_tensor(msl_u32 simdgroups, const msl_site * site) {
+    const Lane * l = msl_current_lane();
+    if (simdgroups != 1 && simdgroups != l->context.group->simdgroups_per_threadgroup[0])
+        msl_undefined("a product by another number of SIMD-groups than run", site);
+    msl_slots s;
+    msl_exchange(MSL_TENSOR, nullptr, 0, site, &s);
+}
+extern "C" msl_u32 msl_tensor_thread(msl_u32 simdgroups) {
+    return msl_current_lane()->context.thread_index_in_threadgroup[0] % (32 * simdgroups);
+}
 extern "C" msl_u32 msl_lane(void) { return msl_current_lane()->lane; }
 
 extern "C" void msl_simdgroup_ordered(void) {
@@ -307,6 +329,7 @@ msl_u32 msl_ulp __attribute__((visibility("hidden")));
 
 extern "C" void msl_threadgroup_barrier(const msl_site * site, bool device_memory) {
     Lane * l = msl_current_lane();
+    msl_step(l->worker);
     l->site = *site;
     l->orders_device = device_memory;
     const msl_u32 bit = 1u << l->lane;
@@ -547,6 +570,7 @@ extern "C" __attribute__((visibility("default"))) msl_u32 msl_run(const msl_disp
     w->fault = fault;
     w->failed = false;
     w->how = d->order;
+    w->most_steps = w->steps_left = d->most_steps;
     w->entry = msl_entry_at(d->function);
     if (!prepare_stacks(w, d->threads[0] * d->threads[1] * d->threads[2])) {
         fault->kind = MSL_UNDEFINED;
@@ -608,6 +632,7 @@ extern "C" __attribute__((visibility("default"))) msl_u32 msl_run(const msl_disp
         }
     }
     msl_access_finish(w);
+    w->counters.steps = d->most_steps - w->steps_left;
     __builtin_ia32_ldmxcsr(control);
     *counters = w->counters;
     return w->failed ? fault->kind : MSL_OK;

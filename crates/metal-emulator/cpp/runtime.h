@@ -25,6 +25,7 @@ enum msl_operation {
     MSL_VOTE,       // ballot, any, all, is_first
     MSL_MATRIX,     // 8x8 multiply-accumulate
     MSL_BARRIER,    // simdgroup_barrier
+    MSL_TENSOR,     // product of tensors
     MSL_OPERATIONS,
 };
 
@@ -46,6 +47,12 @@ void msl_result_put(const void * value, msl_u32 size, msl_u32 index);
 void msl_matrix_multiply(const float in[6], const msl_site * site, float out[2]);
 // A shuffle that reads an inactive lane.
 void msl_inactive_lane(msl_u32 lane, const msl_site * site);
+// A product of tensors begins, by all lanes of this many simdgroups.
+void msl_tensor(msl_u32 simdgroups, const msl_site * site);
+// The lane's index among the threads of this many simdgroups.
+msl_u32 msl_tensor_thread(msl_u32 simdgroups);
+// Ends the dispatch with a fault that `what` describes.
+void msl_undefined(const char * what, const msl_site * site);
 void msl_threadgroup_barrier(const msl_site * site, bool device_memory);
 // A simdgroup_barrier that orders device memory was passed.
 void msl_simdgroup_ordered(void);
@@ -126,6 +133,7 @@ struct msl_dispatch {
     msl_u32 n_resources;
     msl_u32 flush;              // subnormal f32 are zero
     msl_u32 ulp;                // msl_ulp
+    msl_u64 most_steps;         // accesses and operations of all lanes, after which a fault ends the run
     msl_u64 * next;             // the next threadgroup to run, shared by the workers
     msl_u32 * stop;             // set by the worker that found a fault
 };
@@ -137,6 +145,7 @@ struct msl_counters {
     msl_u64 threadgroup_read, threadgroup_written;
     msl_u64 read[31], written[31];       // bytes, by position in `buffers`
     msl_u64 switches;
+    msl_u64 steps;                       // accesses, and operations of lanes
 };
 
 enum msl_fault_kind {
@@ -152,6 +161,7 @@ enum msl_fault_kind {
     MSL_MISALIGNED,           // address, size is the alignment
     MSL_ALIASED,              // address, size, count is the index of the binding that wrote
     MSL_UNORDERED,            // address, size, count is the thread that wrote
+    MSL_OVERDUE,              // size: the steps allowed
     MSL_UNDEFINED,            // name describes it
 };
 

@@ -36,6 +36,7 @@ template<class T> struct msl_lanes {
     msl_slots s;
     msl_site site;
     MSL_ALWAYS msl_lanes(unsigned operation, const T & v, msl_site where) : site(where) {
+        static_assert(!is_same<T, bfloat>::value, "Metal 3.1 has no simdgroup functions of bfloat");
         static_assert(sizeof(T) <= MSL_SLOT, "a value of a simdgroup function is at most 32 bytes");
         T t = v;
         msl_exchange(operation, &t, sizeof(T), &site, &s);

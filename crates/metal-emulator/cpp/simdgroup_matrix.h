@@ -12,6 +12,8 @@ template<class T, int C = 8, int R = 8> struct simdgroup_matrix {
     static_assert(is_floating_point<T>::value, "simdgroup matrices are of half, bfloat or float");
     vec<T, 2> held;
     simdgroup_matrix() = default;
+    // The two elements that a lane holds.
+    thread vec<T, 2> & thread_elements() { return held; }
     // A diagonal matrix.
     explicit simdgroup_matrix(T v) {
         MSL_ELEMENT(msl_lane());

@@ -36,13 +36,35 @@ template<class T> using remove_cv_t = typename remove_cv<T>::type;
 template<class T> struct remove_reference { typedef T type; };
 template<class T> struct remove_reference<T &> { typedef T type; };
 template<class T> using remove_reference_t = typename remove_reference<T>::type;
+template<class T> struct is_integral : false_type {};
+#define MSL_INTEGRAL(t) template<> struct is_integral<t> : true_type {};
+MSL_INTEGRAL(bool) MSL_INTEGRAL(char) MSL_INTEGRAL(signed char) MSL_INTEGRAL(uchar) MSL_INTEGRAL(short) MSL_INTEGRAL(ushort)
+MSL_INTEGRAL(int) MSL_INTEGRAL(uint) MSL_INTEGRAL(long) MSL_INTEGRAL(ulong)
+template<class A, class B> struct is_convertible : bool_constant<__is_convertible(A, B)> {};
+template<class T> struct is_pointer : bool_constant<__is_pointer(T)> {};
+template<class T> struct is_void : bool_constant<__is_void(T)> {};
+// Constants have the address space of constant memory in their type.
+template<class T> struct remove_addrspace { typedef T type; };
+#ifdef MSL_STRICT
+template<class T> struct remove_addrspace<__constant T> { typedef T type; };
+template<class T> struct remove_addrspace<__global T> { typedef T type; };
+template<class T> struct remove_addrspace<__local T> { typedef T type; };
+template<class T> struct remove_addrspace<__private T> { typedef T type; };
+#endif
+template<class T> using remove_addrspace_t = remove_cv_t<typename remove_addrspace<T>::type>;
 }
 
 // bfloat keeps 16 bits and computes in float: each operation is rounded to nearest even.
 struct bfloat {
     ushort bits;
     bfloat() = default;
-    constexpr bfloat(float f) : bits(round(__builtin_bit_cast(uint, f))) {}
+    // As in Metal, a float is not converted implicitly; an integer is.
+    template<class F, metal::enable_if_t<metal::is_same<F, float>::value || metal::is_same<F, half>::value, int> = 0>
+    constexpr explicit bfloat(F f) : bits(round(__builtin_bit_cast(uint, (float) f))) {}
+    template<class I, metal::enable_if_t<metal::is_integral<I>::value, int> = 0> constexpr bfloat(I i) : bfloat((float) i) {}
+    // A class that converts to bool, and not to bfloat itself.
+    template<class C, metal::enable_if_t<__is_class(C) && __is_convertible(C, bool) && !__is_convertible(C, bfloat), int> = 0>
+    constexpr explicit bfloat(C c) : bfloat((float) (bool) c) {}
     constexpr operator float() const { return __builtin_bit_cast(float, (uint) bits << 16); }
 #ifdef MSL_STRICT
     bfloat(const __constant bfloat & o) : bits(o.bits) {}
@@ -65,10 +87,6 @@ template<class T> struct is_floating_point : false_type {};
 template<> struct is_floating_point<float> : true_type {};
 template<> struct is_floating_point<half> : true_type {};
 template<> struct is_floating_point<bfloat> : true_type {};
-template<class T> struct is_integral : false_type {};
-#define MSL_INTEGRAL(t) template<> struct is_integral<t> : true_type {};
-MSL_INTEGRAL(bool) MSL_INTEGRAL(char) MSL_INTEGRAL(signed char) MSL_INTEGRAL(uchar) MSL_INTEGRAL(short) MSL_INTEGRAL(ushort)
-MSL_INTEGRAL(int) MSL_INTEGRAL(uint) MSL_INTEGRAL(long) MSL_INTEGRAL(ulong)
 template<class T> struct is_unsigned : false_type {};
 template<> struct is_unsigned<bool> : true_type {};
 template<> struct is_unsigned<uchar> : true_type {};
@@ -77,6 +95,9 @@ template<> struct is_unsigned<uint> : true_type {};
 template<> struct is_unsigned<ulong> : true_type {};
 template<class T> struct is_signed : bool_constant<(is_integral<T>::value || is_floating_point<T>::value) && !is_unsigned<T>::value> {};
 template<class T> struct is_arithmetic : bool_constant<is_integral<T>::value || is_floating_point<T>::value> {};
+template<class A, class B> constexpr constant bool is_convertible_v = is_convertible<A, B>::value;
+template<class T> constexpr constant bool is_pointer_v = is_pointer<T>::value;
+template<class T> constexpr constant bool is_void_v = is_void<T>::value;
 template<class A, class B> constexpr constant bool is_same_v = is_same<A, B>::value;
 template<class T> constexpr constant bool is_floating_point_v = is_floating_point<T>::value;
 template<class T> constexpr constant bool is_integral_v = is_integral<T>::value;
@@ -100,6 +121,7 @@ MSL_LIMITS(float, false, 24, FLT_MAX, -FLT_MAX, FLT_MIN, FLT_EPSILON)
 MSL_LIMITS(half, false, 11, (half) 65504.0f, (half) -65504.0f, (half) 6.103515625e-05f, (half) 9.765625e-04f)
 MSL_LIMITS(bfloat, false, 8, bfloat(3.38953138925153547590e+38f), bfloat(-3.38953138925153547590e+38f), bfloat(FLT_MIN), bfloat(0.0078125f))
 MSL_LIMITS(char, true, 7, 127, -128, -128, 0)
+MSL_LIMITS(signed char, true, 7, 127, -128, -128, 0)
 MSL_LIMITS(uchar, true, 8, 255, 0, 0, 0)
 MSL_LIMITS(short, true, 15, 32767, -32768, -32768, 0)
 MSL_LIMITS(ushort, true, 16, 65535, 0, 0, 0)
@@ -107,6 +129,14 @@ MSL_LIMITS(int, true, 31, INT_MAX, INT_MIN, INT_MIN, 0)
 MSL_LIMITS(uint, true, 32, UINT_MAX, 0, 0, 0)
 MSL_LIMITS(long, true, 63, LONG_MAX, LONG_MIN, LONG_MIN, 0)
 MSL_LIMITS(ulong, true, 64, ULONG_MAX, 0, 0, 0)
+
+// A value that is the same in all threads; that it is, is not checked.
+#ifdef MSL_STRICT
+template<class T> using msl_uniform = T;
+#else
+template<class T> using uniform = T;
+#endif
+template<class T> MSL_INLINE constexpr T make_uniform(T v) { return v; }
 
 template<class T, size_t N> struct array {
     T elements[N];
@@ -116,9 +146,11 @@ template<class T, size_t N> struct array {
 };
 }
 
-// Only for two bfloats: with any other type, the bfloat is converted to that type.
-template<class B> MSL_INLINE metal::enable_if_t<metal::is_same<B, bfloat>::value, B> operator+(B a, B b) { return B((float) a + (float) b); }
-template<class B> MSL_INLINE metal::enable_if_t<metal::is_same<B, bfloat>::value, B> operator-(B a, B b) { return B((float) a - (float) b); }
-template<class B> MSL_INLINE metal::enable_if_t<metal::is_same<B, bfloat>::value, B> operator*(B a, B b) { return B((float) a * (float) b); }
-template<class B> MSL_INLINE metal::enable_if_t<metal::is_same<B, bfloat>::value, B> operator/(B a, B b) { return B((float) a / (float) b); }
-template<class B> MSL_INLINE metal::enable_if_t<metal::is_same<B, bfloat>::value, B> operator-(B a) { return B(-(float) a); }
+// For two bfloats, or one and an integer: with any other type, the bfloat is converted to that
+// type.
+#define MSL_BFLOAT(op) \
+    template<class B> MSL_INLINE constexpr metal::enable_if_t<metal::is_same<B, bfloat>::value, B> operator op(B a, B b) { return B((float) a op (float) b); } \
+    template<class B, class I> MSL_INLINE constexpr metal::enable_if_t<metal::is_same<B, bfloat>::value && metal::is_integral<I>::value, B> operator op(B a, I b) { return a op B(b); } \
+    template<class I, class B> MSL_INLINE constexpr metal::enable_if_t<metal::is_same<B, bfloat>::value && metal::is_integral<I>::value, B> operator op(I a, B b) { return B(a) op b; }
+MSL_BFLOAT(+) MSL_BFLOAT(-) MSL_BFLOAT(*) MSL_BFLOAT(/)
+template<class B> MSL_INLINE constexpr metal::enable_if_t<metal::is_same<B, bfloat>::value, B> operator-(B a) { return B(-(float) a); }

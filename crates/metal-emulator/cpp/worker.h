@@ -94,6 +94,7 @@ struct Worker {
     const void * scheduler_bottom;
     msl_size scheduler_size;
     bool failed;
+    msl_u64 steps_left, most_steps;
     msl_u32 n_stacks, n_variables, n_regions, how;  // how: the order of lanes
     msl_u64 random, threadgroup_used, threadgroup_total;
     // Serial number of the running threadgroup, from 1. It counts over all dispatches, so that
@@ -131,6 +132,11 @@ static inline Lane * msl_current_lane() {
 }
 
 [[noreturn]] __attribute__((visibility("hidden"))) void msl_fail(Lane * l);
+[[noreturn]] __attribute__((visibility("hidden"))) void msl_overdue(Worker * w);
+// Counts an access or an operation of a lane, and ends the run after too many.
+static inline void msl_step(Worker * w) {
+    if (__builtin_expect(w->steps_left-- == 0, false)) msl_overdue(w);
+}
 __attribute__((visibility("hidden"))) msl_fault * msl_fault_of(Lane * l, msl_u32 kind);
 __attribute__((visibility("hidden"))) void msl_fault_site(msl_fault * f, const msl_site * site, const char * name);
 __attribute__((visibility("hidden"))) void msl_access_prepare(Worker * w, const msl_dispatch * d);

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-pub const OPERATIONS: usize = 5;
+pub const OPERATIONS: usize = 6;
 pub const BINDINGS: usize = 31;
 pub const MAX_CONSTANTS: usize = 128;
 /// The first bytes of the table of function constants in a library's file.
@@ -44,6 +44,7 @@ pub struct MslDispatch {
     pub n_resources: u32,
     pub flush: u32,
     pub ulp: u32,
+    pub most_steps: u64,
     pub next: *mut u64,
     pub stop: *mut u32,
 }
@@ -60,6 +61,7 @@ pub struct MslCounters {
     pub read: [u64; BINDINGS],
     pub written: [u64; BINDINGS],
     pub switches: u64,
+    pub steps: u64,
 }
 
 #[repr(C)]
@@ -118,6 +120,7 @@ pub mod kind {
     pub const MISALIGNED: u32 = 9;
     pub const ALIASED: u32 = 10;
     pub const UNORDERED: u32 = 11;
+    pub const OVERDUE: u32 = 12;
 }
 
 pub type MemoryNew = unsafe extern "C" fn() -> *mut c_void;

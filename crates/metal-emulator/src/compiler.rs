@@ -3,7 +3,7 @@
 use crate::cache::{self, Key, file_error};
 use crate::clang::Clang;
 use crate::error::Error;
-use crate::library::Library;
+use crate::library::{Function, Library};
 use crate::options::{Mode, Options};
 use crate::runtime::Runtime;
 use crate::{flags, rewrite, table};
@@ -37,7 +37,8 @@ impl Compiler {
         }
         let runtime = Runtime::build(&clang, &options)?;
         let runner = runtime.runner.clone().map(|program| (program, options.sanitizer));
-        let mode = Mode { counting: options.counting, numerics: options.numerics, runner };
+        let Options { counting, numerics, watchdog, .. } = options;
+        let mode = Mode { counting, numerics, watchdog, runner };
         Ok(Compiler { clang, options, runtime, mode })
     }
 
@@ -81,20 +82,23 @@ impl Compiler {
         only: Option<&str>,
     ) -> Result<Library, Error> {
         let failed = |messages| Error::Compile { name: name.to_owned(), messages };
-        // The object does not depend on counting; only the runtime that it is linked with does.
-        let flags = flags::kernel(self.options.sanitizer, self.options.numerics);
-        let key = self.key("object", name, source, includes).with(only.unwrap_or_default());
+        let what = rewrite::What { only, unroll: self.options.counting, ..rewrite::What::RUN };
+        let key = self.key("rewritten", name, source, includes).with(only.unwrap_or_default());
+        let rewritten = cache::folder(&self.options.cache, key.with([u8::from(what.unroll)]), |folder| {
+            let rewritten = self.rewrite(folder, name, source, includes, what)?;
+            cache::write(folder, "library.cpp", &rewritten.text)?;
+            let table = table::describe(&rewritten.functions, &rewritten.constants);
+            cache::write(folder, "functions.txt", table)?;
+            Ok(())
+        })?;
+        let read = |path: PathBuf| fs::read_to_string(&path).map_err(file_error(&path));
+        let text = read(rewritten.join("library.cpp"))?;
+        // An object depends only on the headers that its source includes.
+        let flags = self.kernel_flags();
+        let key = self.clang.key("object").with(cache::text(&self.runtime.headers)).with(&text);
         let key = flags.iter().fold(key, |key, flag| key.with(flag));
         let compiled = cache::folder(&self.options.cache, key, |folder| {
-            let what = rewrite::What { only, ..rewrite::What::RUN };
-            let rewritten = self.rewrite(folder, name, source, includes, what)?;
-            self.translate(folder, name, &rewritten.text, &flags, (flags::OBJECT, "library.o"))?;
-            cache::write(
-                folder,
-                "functions.txt",
-                table::describe(&rewritten.functions, &rewritten.constants),
-            )?;
-            Ok(())
+            self.translate(folder, name, &text, &flags, (flags::OBJECT, "library.o"))
         })?;
         let object = compiled.join("library.o");
         let inputs: Vec<&str> =
@@ -107,10 +111,28 @@ impl Compiler {
             self.clang.run(folder, &arguments)?.map_err(failed)?;
             Ok(())
         })?;
-        let table = compiled.join("functions.txt");
-        let text = fs::read_to_string(&table).map_err(file_error(&table))?;
-        let (functions, constants) = table::parse(&text);
+        let (functions, constants) = table::parse(&read(rewritten.join("functions.txt"))?);
         Ok(Library { path: linked.join("library.so"), functions, constants, mode: self.mode.clone() })
+    }
+
+    /// Rewrites `source` and passes it through clang's front end, all instantiations included, and
+    /// returns its functions. It takes a fraction of the time of [`Compiler::compile`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Compiler::compile`].
+    pub fn parse(&self, name: &str, source: &str, includes: &[(&str, &str)]) -> Result<Vec<Function>, Error> {
+        let flags = self.kernel_flags();
+        let key = self.key("parsed", name, source, includes);
+        let made = cache::folder(&self.options.cache, key, |folder| {
+            let rewritten = self.rewrite(folder, name, source, includes, rewrite::What::RUN)?;
+            self.translate(folder, name, &rewritten.text, &flags, (flags::NOTHING, "library.o"))?;
+            let table = table::describe(&rewritten.functions, &rewritten.constants);
+            cache::write(folder, "functions.txt", table)?;
+            Ok(())
+        })?;
+        let path = made.join("functions.txt");
+        Ok(table::parse(&fs::read_to_string(&path).map_err(file_error(&path))?).0)
     }
 
     /// Checks `source` with real address spaces, as C++ for OpenCL. Assigning a `threadgroup`
@@ -127,6 +149,9 @@ impl Compiler {
             let cl = cache::write(folder, "strict.cl", &rewritten.text)?;
             let header = self.runtime.headers.join("metal_stdlib.h");
             let mut arguments = flags::words(flags::STRICT);
+            if self.options.tensors {
+                arguments.push("-DMSL_TENSORS".to_owned());
+            }
             arguments.extend(["-include", cache::text(&header), cache::text(&cl)].map(str::to_owned));
             let failed = |messages| Error::Compile { name: name.to_owned(), messages };
             self.clang.run(folder, &arguments)?.map_err(failed)?;
@@ -163,6 +188,15 @@ impl Compiler {
         let path = made.join("contractible.txt");
         let text = fs::read_to_string(&path).map_err(file_error(&path))?;
         Ok(text.lines().map(str::to_owned).collect())
+    }
+
+    /// Flags of kernels.
+    fn kernel_flags(&self) -> Vec<String> {
+        let mut flags = flags::kernel(self.options.sanitizer, self.options.numerics, self.options.tensors);
+        if self.options.newer_language {
+            flags.extend(flags::words(flags::NEWER_LANGUAGE));
+        }
+        flags
     }
 
     /// Compiles a rewritten source in `folder` to `out`, which holds a flag and the file's name.
@@ -203,7 +237,7 @@ impl Compiler {
     /// A key of all inputs of a rewritten source.
     pub(crate) fn key(&self, what: &str, name: &str, source: &str, includes: &[(&str, &str)]) -> Key {
         let mut key = self.clang.key(what).with(cache::text(&self.runtime.headers)).with(name).with(source);
-        key = key.with(self.options.defines.len().to_le_bytes());
+        key = key.with([u8::from(self.options.tensors)]).with(self.options.defines.len().to_le_bytes());
         for (define, value) in &self.options.defines {
             key = key.with(define).with(value);
         }
@@ -231,6 +265,7 @@ impl Compiler {
         }
         let standard = self.runtime.headers.join("standard");
         let mut arguments = flags::words(flags::PREPROCESS);
+        arguments.extend(flags::version(self.options.tensors));
         arguments.extend(["-isystem", cache::text(&standard), "-I", "src"].map(str::to_owned));
         arguments.extend(self.options.defines.iter().map(|(define, value)| format!("-D{define}={value}")));
         arguments.push(format!("src/{name}"));

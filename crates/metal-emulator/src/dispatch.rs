@@ -1,14 +1,11 @@
 //! Runs a kernel over a grid.
 
 use crate::abi::{self, MslBuffer, MslCounters, MslDispatch, MslFault, MslLength};
-use crate::counters::{BufferTraffic, Counters, SimdgroupInstructions};
+use crate::counters::{BufferTraffic, Counters, SimdgroupInstructions, most_steps};
 use crate::error::{Error, Fault, FaultKind, Location, ThreadPosition};
 use crate::library::ParameterKind;
 use crate::worker::Worker;
-use crate::{
-    Buffer, MAX_BINDINGS, MAX_BYTES, MAX_RESOURCES, MAX_THREADGROUP_MEMORY, MAX_THREADS_PER_THREADGROUP,
-    Pipeline, sanitized,
-};
+use crate::{Buffer, MAX_BINDINGS, Pipeline, sanitized};
 use std::process::Command;
 
 /// A buffer at an index.
@@ -141,95 +138,13 @@ impl Dispatch<'_> {
         }
     }
 
-    pub(crate) fn fault(&self, kind: FaultKind) -> Fault {
-        Fault { function: self.pipeline.function.name.clone(), kind, location: None, thread: None }
+    /// Threads of the grid.
+    fn threads(&self) -> u64 {
+        self.threadgroups.iter().chain(&self.threads_per_threadgroup).map(|n| u64::from(*n)).product()
     }
 
-    /// The checks of Metal's validation, and a check for unbound parameters.
-    fn check(&self) -> Result<(), Fault> {
-        let function = &self.pipeline.function;
-        let refuse = |text: String| Err(self.fault(FaultKind::Dispatch(text)));
-        let threads = self.threads_per_threadgroup.iter().try_fold(1u32, |n, d| n.checked_mul(*d));
-        let most =
-            function.max_threads.unwrap_or(MAX_THREADS_PER_THREADGROUP).min(MAX_THREADS_PER_THREADGROUP);
-        if threads.is_none_or(|n| n == 0 || n > most) {
-            return refuse(format!(
-                "{:?} threads per threadgroup; expected 1 to {most}",
-                self.threads_per_threadgroup
-            ));
-        }
-        let groups = self.threadgroups.iter().try_fold(1u64, |n, d| n.checked_mul(u64::from(*d)));
-        let fits =
-            (0..3).all(|d| self.threadgroups[d].checked_mul(self.threads_per_threadgroup[d]).is_some());
-        if groups.is_none() || !fits {
-            return refuse(format!("a grid of {:?} threadgroups is too large", self.threadgroups));
-        }
-        let indices = || self.buffers.iter().map(|b| b.index).chain(self.bytes.iter().map(|b| b.0));
-        for (n, index) in indices().enumerate() {
-            if index >= MAX_BINDINGS {
-                return refuse(format!("buffer index {index}, past {}", MAX_BINDINGS - 1));
-            }
-            if indices().take(n).any(|other| other == index) {
-                return refuse(format!("buffer index {index} is bound twice"));
-            }
-        }
-        for b in self.buffers {
-            let end = b.offset.checked_add(b.length.unwrap_or(0));
-            if b.offset > b.buffer.len() || end.is_none_or(|e| e > b.buffer.len()) {
-                let length = b.length.map_or(String::new(), |n| format!(" and {n} bytes from there"));
-                return refuse(format!(
-                    "buffer {} of {} bytes is bound at offset {}{length}",
-                    b.index,
-                    b.buffer.len(),
-                    b.offset
-                ));
-            }
-        }
-        if self.resources.len() > MAX_RESOURCES {
-            return refuse(format!(
-                "{} resources; at most {MAX_RESOURCES} are allowed",
-                self.resources.len()
-            ));
-        }
-        for (index, bytes) in self.bytes {
-            if bytes.len() > MAX_BYTES {
-                return refuse(format!(
-                    "{} bytes passed by value at index {index}; at most {MAX_BYTES} are allowed",
-                    bytes.len()
-                ));
-            }
-        }
-        let mut total = 0u64;
-        for (n, (index, length)) in self.threadgroup_memory.iter().enumerate() {
-            if *index >= MAX_BINDINGS || self.threadgroup_memory[..n].iter().any(|o| o.0 == *index) {
-                return refuse(format!(
-                    "index {index} of threadgroup memory is past {} or given twice",
-                    MAX_BINDINGS - 1
-                ));
-            }
-            if length % 16 != 0 {
-                return refuse(format!("{length} bytes of threadgroup memory {index}: not a multiple of 16"));
-            }
-            total += u64::from(*length);
-        }
-        if total > u64::from(MAX_THREADGROUP_MEMORY) {
-            let name = "[[threadgroup]] arguments".to_owned();
-            return Err(self.fault(FaultKind::TooMuchThreadgroupMemory { bytes: total, name }));
-        }
-        for (i, p) in function.parameters.iter().enumerate() {
-            let (bound, place) = match p.kind {
-                ParameterKind::Buffer(n) => (indices().any(|o| o == n), ("buffer", n)),
-                ParameterKind::Threadgroup(n) => {
-                    (self.threadgroup_memory.iter().any(|o| o.0 == n), ("threadgroup memory", n))
-                }
-                ParameterKind::Position(_) => continue,
-            };
-            if !bound && self.pipeline.present(i) {
-                let place = format!("{} {}", place.0, place.1);
-                return Err(self.fault(FaultKind::Unbound { name: p.name.clone(), place }));
-            }
-        }
-        Ok(())
+    pub(crate) fn fault(&self, kind: FaultKind) -> Fault {
+        Fault { function: self.pipeline.function.name.clone(), kind, location: None, thread: None }
     }
 
     fn run_here(&self, options: &RunOptions) -> Result<Counters, Fault> {
@@ -279,6 +194,7 @@ impl Dispatch<'_> {
             n_resources: resources.len() as u32,
             flush: u32::from(self.pipeline.mode.numerics.flush),
             ulp: self.pipeline.mode.numerics.ulp,
+            most_steps: self.pipeline.mode.watchdog.map_or(u64::MAX, |most| most_steps(most, self.threads())),
             next: &raw mut next,
             stop: &raw mut stop,
         };
@@ -463,6 +379,7 @@ impl Dispatch<'_> {
                 let (index, offset, _) = nearest(f.address, list).unwrap_or_default();
                 FaultKind::UnorderedDevice { index, offset, size, writer: f.count }
             }
+            abi::kind::OVERDUE => FaultKind::Overdue { steps: size, threads: self.threads() },
             _ => FaultKind::Undefined(name),
         };
         let location = if f.line != 0 {
@@ -511,14 +428,22 @@ impl Dispatch<'_> {
         } else {
             Vec::new()
         };
-        let [shuffles, reductions, votes, matrix_multiplies, barriers] = c.operations;
+        let [shuffles, reductions, votes, matrix_multiplies, barriers, tensor_products] = c.operations;
         Counters {
             threadgroups: c.threadgroups,
             threads: c.threads,
             threadgroup_barriers: c.threadgroup_barriers,
-            simdgroup: SimdgroupInstructions { shuffles, reductions, votes, matrix_multiplies, barriers },
+            simdgroup: SimdgroupInstructions {
+                shuffles,
+                reductions,
+                votes,
+                matrix_multiplies,
+                barriers,
+                tensor_products,
+            },
             threadgroup_read: c.threadgroup_read,
             threadgroup_written: c.threadgroup_written,
+            steps: c.steps,
             buffers,
             resources: Vec::new(),
         }
@@ -546,6 +471,7 @@ fn add(to: &mut MslCounters, from: &MslCounters) {
     to.threadgroup_read += from.threadgroup_read;
     to.threadgroup_written += from.threadgroup_written;
     to.switches += from.switches;
+    to.steps += from.steps;
     let pairs = [
         (&mut to.operations[..], &from.operations[..]),
         (&mut to.read, &from.read),

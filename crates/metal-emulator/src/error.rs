@@ -293,6 +293,18 @@ pub enum FaultKind {
         /// Index of the thread that wrote.
         writer: u32,
     },
+    /// The kernel does more than the slowest GPU can do in [`crate::Options::watchdog`], or never
+    /// ends.
+    #[error(
+        "watchdog: more than {steps} accesses and operations in a grid of {threads} threads, {} s on the slowest GPU",
+        *.steps as f64 * crate::counters::seconds_of_step(*.threads)
+    )]
+    Overdue {
+        /// The accesses and operations of lanes that were allowed.
+        steps: u64,
+        /// Threads of the grid.
+        threads: u64,
+    },
     /// Undefined behaviour in C++, described by the text.
     #[error("{0}")]
     Undefined(String),

@@ -4,8 +4,13 @@ use crate::options::{Numerics, Sanitizer};
 
 /// Preprocessing, apart from include paths and the caller's macros.
 pub(crate) const PREPROCESS: &str = "-E -x c++ -std=c++17 -undef -nostdinc -w -D__METAL__=1 -D__METAL_MACOS__=1 \
-     -D__METAL_VERSION__=310 -D__HAVE_BFLOAT__=1 -D__HAVE_SIMDGROUP_MATRIX__=1 -D__HAVE_SIMDGROUP_REDUCTION__=1 \
+     -D__HAVE_BFLOAT__=1 -D__HAVE_SIMDGROUP_MATRIX__=1 -D__HAVE_SIMDGROUP_REDUCTION__=1 \
      -D__METAL_EMULATOR__=1";
+
+/// Preprocessing: the version of the language, Metal 3.1, or 4.0 with tensors.
+pub(crate) fn version(tensors: bool) -> Vec<String> {
+    words(if tensors { "-D__METAL_VERSION__=400 -D__HAVE_TENSOR__=1" } else { "-D__METAL_VERSION__=310" })
+}
 
 /// Strict mode, the check of address spaces.
 pub(crate) const STRICT: &str =
@@ -23,9 +28,10 @@ const COMMON: &str = "-x c++ -fPIC -ffreestanding -nostdinc -fno-exceptions -fno
 /// The runtime: multiply and add are never contracted.
 const STANDARD: &str = "-O2 -std=c++20 -ffp-contract=off";
 
-/// Flags of kernels. Metal 3.1 is C++14, and later features are errors outside the emulator's own
-/// headers. Debug information locates sources as if they were in the folder `/metal`.
-const KERNEL: &str = "-std=c++14 -Wno-everything -Werror=c++17-extensions -Werror=c++20-extensions \
+/// Flags of kernels. Metal 3.1 is C++14 and Metal 4.0 is C++17; later features are errors outside
+/// the emulator's own headers. Debug information locates sources as if they were in the folder
+/// `/metal`.
+const KERNEL: &str = "-Wno-everything -Werror=c++17-extensions -Werror=c++20-extensions \
      -Werror=c++23-extensions -fdeclspec -gdwarf-4 -g1 -fdebug-compilation-dir=/metal -ferror-limit=20 \
      -Xclang -ffloat16-excess-precision=none";
 
@@ -59,9 +65,10 @@ fn common() -> Vec<String> {
 }
 
 /// Flags of kernels.
-pub(crate) fn kernel(sanitizer: Sanitizer, numerics: Numerics) -> Vec<String> {
+pub(crate) fn kernel(sanitizer: Sanitizer, numerics: Numerics, tensors: bool) -> Vec<String> {
     let mut flags = common();
     flags.extend(words(KERNEL));
+    flags.extend(words(if tensors { "-std=c++17 -DMSL_TENSORS" } else { "-std=c++14" }));
     let contract = if numerics.contract { "-ffp-contract=fast-honor-pragmas" } else { "-ffp-contract=off" };
     flags.push(contract.to_owned());
     // Few dispatches run under a sanitizer, and unoptimised code compiles in a tenth of the time
@@ -80,12 +87,18 @@ pub(crate) fn kernel(sanitizer: Sanitizer, numerics: Numerics) -> Vec<String> {
 pub(crate) fn contractible() -> Vec<String> {
     let mut flags = common();
     flags.extend(words(KERNEL));
-    flags.extend(words("-g0 -ffp-contract=fast-honor-pragmas"));
+    flags.extend(words("-std=c++14 -g0 -ffp-contract=fast-honor-pragmas"));
     flags
 }
 
 /// Makes clang write an object file.
 pub(crate) const OBJECT: &str = "-c";
+
+/// Accepts extensions of newer versions of C++.
+pub(crate) const NEWER_LANGUAGE: &str = "-Wno-c++17-extensions -Wno-c++20-extensions -Wno-c++23-extensions";
+
+/// Makes clang end after its front end.
+pub(crate) const NOTHING: &str = "-fsyntax-only";
 
 /// Makes clang write its output before optimisation, as text.
 pub(crate) const TEXT: &str = "-S -emit-llvm -Xclang -disable-llvm-passes";

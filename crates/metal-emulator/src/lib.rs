@@ -51,6 +51,7 @@ mod runtime;
 mod sanitized;
 mod sources;
 mod table;
+mod validation;
 mod worker;
 
 pub use buffer::Buffer;

@@ -33,6 +33,13 @@ pub struct Parameter {
     pub condition: Option<String>,
 }
 
+impl Parameter {
+    /// Returns true if it points to constant memory.
+    pub(crate) fn is_constant(&self) -> bool {
+        self.type_name.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "constant")
+    }
+}
+
 /// Source of a parameter's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterKind {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Options of compilation.
 #[derive(Debug, Clone)]
@@ -16,8 +17,17 @@ pub struct Options {
     pub counting: bool,
     /// Differences of arithmetic from IEEE 754.
     pub numerics: Numerics,
+    /// True to compile as Metal 4.0 with tensors, instead of Metal 3.1.
+    pub tensors: bool,
     /// Macros defined before the source, with their values.
     pub defines: Vec<(String, String)>,
+    /// True to accept what clang accepts of newer versions of C++ than C++14, as Apple's compiler
+    /// does with a warning.
+    pub newer_language: bool,
+    /// Longest time of a dispatch on the slowest GPU, as [`crate::Counters::seconds`] estimates it
+    /// from counted work. A dispatch that exceeds it is a fault, as macOS ends work that occupies
+    /// the GPU for seconds. `None` allows any; a kernel that never ends then hangs.
+    pub watchdog: Option<Duration>,
 }
 
 impl Options {
@@ -29,7 +39,10 @@ impl Options {
             sanitizer: Sanitizer::None,
             counting: false,
             numerics: Numerics::default(),
+            tensors: false,
             defines: Vec::new(),
+            newer_language: false,
+            watchdog: Some(Duration::from_secs(2)),
         }
     }
 }
@@ -65,6 +78,7 @@ pub enum Sanitizer {
 pub(crate) struct Mode {
     pub counting: bool,
     pub numerics: Numerics,
+    pub watchdog: Option<Duration>,
     /// The program that runs dispatches under a sanitizer, and the sanitizer.
     pub runner: Option<(Arc<Path>, Sanitizer)>,
 }

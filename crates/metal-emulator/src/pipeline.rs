@@ -191,8 +191,13 @@ fn set_constants(bytes: &mut [u8], library: &Library, constants: &[(u16, Constan
         return Err(refused("more function constants than the table holds"));
     }
     let magic = abi::CONSTANTS_MAGIC;
-    let at = bytes.windows(magic.len()).position(|w| w == magic);
-    let at = at.ok_or_else(|| refused("no table of function constants"))? + magic.len();
+    // SAFETY: Both pointers are of slices, with their lengths.
+    let found =
+        unsafe { libc::memmem(bytes.as_ptr().cast(), bytes.len(), magic.as_ptr().cast(), magic.len()) };
+    if found.is_null() {
+        return Err(refused("no table of function constants"));
+    }
+    let at = found as usize - bytes.as_ptr() as usize + magic.len();
     let Some(table) = bytes.get_mut(at..at + 8 + 16 * abi::MAX_CONSTANTS) else {
         return Err(refused("a truncated table of function constants"));
     };

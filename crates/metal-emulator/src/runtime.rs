@@ -6,7 +6,7 @@ use crate::clang::Clang;
 use crate::error::Error;
 use crate::flags;
 use crate::options::{Options, Sanitizer};
-use crate::sources::{ACCESS, HEADERS, RUNNER, RUNTIME, STANDARD};
+use crate::sources::{ACCESS, HEADERS, RUNNER, RUNTIME, STANDARD, TENSORS, TENSORS_TEXT};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,9 +30,10 @@ impl Runtime {
             for (name, text) in sources() {
                 cache::write(folder, name, text)?;
             }
-            STANDARD
-                .iter()
-                .try_for_each(|name| cache::write(folder, &format!("standard/{name}"), "").map(|_| ()))
+            let standard = STANDARD.iter().map(|name| (name, ""));
+            standard.chain(TENSORS.iter().map(|name| (name, TENSORS_TEXT))).try_for_each(|(name, text)| {
+                cache::write(folder, &format!("standard/{name}"), text).map(|_| ())
+            })
         })?;
         let units: &[&str] =
             if options.sanitizer == Sanitizer::None { &["runtime", "access"] } else { &["runtime"] };

@@ -192,12 +192,19 @@ fn decode(d: &Dispatch<'_>, bytes: &[u8], memory: &[(usize, usize)]) -> Result<C
         }
         at += buffer.len();
     }
-    let [shuffles, reductions, votes, matrix_multiplies, barriers] = c.operations;
+    let [shuffles, reductions, votes, matrix_multiplies, barriers, tensor_products] = c.operations;
     Ok(Counters {
         threadgroups: c.threadgroups,
         threads: c.threads,
         threadgroup_barriers: c.threadgroup_barriers,
-        simdgroup: SimdgroupInstructions { shuffles, reductions, votes, matrix_multiplies, barriers },
+        simdgroup: SimdgroupInstructions {
+            shuffles,
+            reductions,
+            votes,
+            matrix_multiplies,
+            barriers,
+            tensor_products,
+        },
         ..Counters::default()
     })
 }

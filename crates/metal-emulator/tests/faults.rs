@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, missing_docs, unsafe_code)]
 
 use crate::common::*;
-use metal_emulator::{Binding, Buffer, Dispatch, Fault, FaultKind, LaneOrder, Library, RunOptions};
+use metal_emulator::{Binding, Buffer, Dispatch, Fault, FaultKind, LaneOrder, Library, Options, RunOptions};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 const SOURCE: &str = include_str!("kernels/bugs.metal");
 
@@ -248,6 +249,7 @@ fn dispatches_that_metal_rejects_are_rejected() {
         (Dispatch { buffers: &far, ..good }, "offset 257"),
         (Dispatch { buffers: &long, ..good }, "and 241 bytes"),
         (Dispatch { threadgroup_memory: &[(0, 16), (0, 16)], ..good }, "given twice"),
+        (Dispatch { threadgroup_memory: &[(0, 24)], ..good }, "not a multiple of 16"),
     ];
     for (d, part) in cases {
         let f = d.run(&RunOptions::default()).unwrap_err();
@@ -255,6 +257,85 @@ fn dispatches_that_metal_rejects_are_rejected() {
     }
     let f = Dispatch { buffers: &[], ..good }.run(&RunOptions::default()).unwrap_err();
     assert_eq!(f.kind, FaultKind::Unbound { name: "x".to_owned(), place: "buffer 0".to_owned() });
+}
+
+/// Constant memory is bound at multiples of 4 bytes; device memory where its type allows.
+#[test]
+fn offsets_of_constant_memory_are_aligned() {
+    let p = library().pipeline("from_constant", &[]).unwrap();
+    let (x, y) = (Buffer::new(64).unwrap(), Buffer::new(64).unwrap());
+    let at = |x_at, y_at| {
+        let buffers = [Binding::new(0, &x).at(x_at), Binding::new(1, &y).at(y_at)];
+        let d = Dispatch {
+            pipeline: &p,
+            buffers: &buffers,
+            bytes: &[],
+            threadgroup_memory: &[],
+            threadgroups: [1, 1, 1],
+            resources: &[],
+            threads_per_threadgroup: [1, 1, 1],
+        };
+        d.run(&RunOptions::default())
+    };
+    at(4, 1).unwrap();
+    let f = at(2, 1).unwrap_err().to_string();
+    assert!(f.contains("at offset 2, not a multiple of 4: parameter 'x'"), "{f}");
+}
+
+/// A length that was set for an earlier pipeline counts, although this kernel has no such argument.
+#[test]
+fn lengths_that_no_argument_uses_count() {
+    let p = library().pipeline("much_of_its_own", &[]).unwrap();
+    let x = Buffer::new(1024).unwrap();
+    let with = |length| {
+        let d = Dispatch {
+            pipeline: &p,
+            buffers: &[Binding::new(0, &x)],
+            bytes: &[],
+            threadgroup_memory: &[(0, length)],
+            threadgroups: [1, 1, 1],
+            resources: &[],
+            threads_per_threadgroup: [32, 1, 1],
+        };
+        d.run(&RunOptions::default())
+    };
+    with(16).unwrap();
+    with(12 << 10).unwrap();
+    let f = with((12 << 10) + 16).unwrap_err();
+    assert!(
+        matches!(&f.kind, FaultKind::TooMuchThreadgroupMemory { bytes, .. } if *bytes == (32 << 10) + 16),
+        "{f}"
+    );
+}
+
+#[test]
+fn a_kernel_that_never_ends_is_stopped() {
+    assert_eq!(options().watchdog, Some(Duration::from_secs(2)));
+    let within =
+        |watchdog| compiler(Options { watchdog, ..options() }).compile("bugs.metal", SOURCE, &[]).unwrap();
+    let library = within(Some(Duration::from_millis(20)));
+    let never = library.pipeline("never_ends", &[]).unwrap();
+    let together = library.pipeline("never_ends_together", &[]).unwrap();
+    for order in ORDERS {
+        let f = run(&never, &[&uints(&[0])], 1, 1, order).unwrap_err();
+        assert_eq!(f.kind, FaultKind::Overdue { threads: 1, steps: 400_000 });
+        assert!(f.to_string().contains("0.02 s on the slowest GPU"), "{f}");
+        // A barrier in the loop is counted, too.
+        let f = run(&together, &[&uints(&[0])], 1, 32, order).unwrap_err();
+        assert_eq!(f.kind, FaultKind::Overdue { threads: 32, steps: 12_800_000 });
+    }
+    // Work that ends in time passes, and is counted.
+    let c = run(&never, &[&uints(&[1])], 1, 1, LaneOrder::Forward).unwrap();
+    assert!(c.steps > 0 && c.steps < 10 && c.seconds() < 1e-6, "{c:?}");
+    // 32 stores, with room for 16 and without a limit.
+    let stores = |watchdog| {
+        let p = within(watchdog).pipeline("past_the_end", &[]).unwrap();
+        run(&p, &[&Buffer::new(33 * 4).unwrap()], 1, 32, LaneOrder::Forward)
+    };
+    let f = stores(Some(Duration::from_nanos(25))).unwrap_err();
+    assert_eq!(f.kind, FaultKind::Overdue { threads: 32, steps: 16 });
+    stores(Some(Duration::from_nanos(50))).unwrap();
+    stores(None).unwrap();
 }
 
 #[test]

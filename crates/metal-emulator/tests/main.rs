@@ -10,6 +10,8 @@ mod faults;
 mod language;
 mod linear;
 mod numerics;
+mod overloads;
 mod resources;
 mod sanitizers;
 mod strict;
+mod tensors;

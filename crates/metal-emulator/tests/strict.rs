@@ -24,6 +24,19 @@ fn kernels_that_run_pass() {
     }
 }
 
+/// A table converts to a pointer to constant memory, although neither may be written.
+#[test]
+fn tables_are_constant_memory() {
+    let table = "constexpr constant static float table[4] = { 1, 2, 3, 4 };\n\
+                 static inline float at(constant float * t, int i) { return t[i]; }\n";
+    let with = |body| strict(&format!("{table}kernel void k(device float * x [[buffer(0)]]) {{\n {body} }}"));
+    with("x[0] = at(table, 2);").unwrap();
+    for body in ["table[0] = x[0];", "device const float * p = table; x[0] = p[0];"] {
+        let Err(Error::Compile { messages, .. }) = with(body) else { panic!("accepted: {body}") };
+        assert!(messages.contains("strict.metal:6:"), "{messages}");
+    }
+}
+
 #[test]
 fn mismatched_address_spaces_are_errors() {
     let cases = [

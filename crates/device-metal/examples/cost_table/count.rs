@@ -1,5 +1,6 @@
 //! Cost of a step, counted by the emulator.
 
+use crate::model::{self, CHIPS, Range, Work};
 use crate::plan::plan;
 use crate::shapes::{Layers, Shapes};
 use device::{Device, FusedKind, KvLayerId, KvType, Limits, OwnedStep, Plan, Span, Want};
@@ -7,20 +8,6 @@ use device_lower::fusion;
 use device_testing::{committed, limits};
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options, Traced};
-
-/// Bytes a second of an M4 Pro's memory: Apple's figure, times the share that kernels reach.
-const BANDWIDTH: f64 = 273e9 * 0.9;
-
-/// 8x8x8 products a second of an M4 Pro's 20 cores. Each core runs four at a time, and one takes
-/// 20.87 cycles. That was measured on an M1 with halves (metal-benchmarks, `MATMUL<F16x8x8>`),
-/// whose matrix instruction runs on the ALUs like the M4's. 1.578 GHz is the highest state that
-/// macOS reports of these GPUs. The result is 6.2 T operations a second, of the 8.1 T of the ALUs.
-const PRODUCTS: f64 = 20.0 * 4.0 / 20.87 * 1.578e9;
-
-/// Seconds that a dependent dispatch adds to its bytes and products: the upper and the lower bound
-/// for a whole step. Published figures of dispatches alone, 0.5 to 2.05 us, omit that memory is
-/// idle meanwhile.
-const DISPATCH: [f64; 2] = [4e-6, 2e-6];
 
 /// Multiplications and additions of an 8x8x8 product.
 const PRODUCT_OPS: f64 = 2.0 * 512.0;
@@ -51,9 +38,8 @@ pub struct Cost {
     pub products: f64,
     /// Least number of 8x8x8 products for the step's multiplications.
     pub least_products: f64,
-    /// Sum over dispatches, in seconds: the longer of a dispatch's bytes at [`BANDWIDTH`] and its
-    /// products at [`PRODUCTS`].
-    pub busy: f64,
+    /// Sum over dispatches, in seconds, for each of [`CHIPS`]: [`model::Chip::busy`].
+    pub busy: [Range; CHIPS.len()],
 }
 
 impl Cost {
@@ -70,7 +56,9 @@ impl Cost {
             reductions: f(self.reductions, other.reductions),
             products: f(self.products, other.products),
             least_products: f(self.least_products, other.least_products),
-            busy: f(self.busy, other.busy),
+            busy: std::array::from_fn(|chip| {
+                [0, 1].map(|end| f(self.busy[chip][end], other.busy[chip][end]))
+            }),
         }
     }
 
@@ -85,6 +73,8 @@ impl Cost {
         let of_buffers = counters.buffers.iter().filter(|b| !b.by_value).chain(&counters.resources);
         let loaded = of_buffers.map(|b| b.read).sum::<u64>();
         let products = counters.simdgroup.matrix_multiplies as f64;
+        let of_experts = traced.function.contains("expert_linear") && products == 0.0;
+        let work = Work { bytes: (read + written) as f64, loaded: loaded as f64, products, of_experts };
         Cost {
             dispatches: 1.0,
             barriers: f64::from(u8::from(traced.after_barrier)),
@@ -95,14 +85,14 @@ impl Cost {
             shuffles: counters.simdgroup.shuffles as f64,
             reductions: counters.simdgroup.reductions as f64,
             products,
-            busy: ((read + written) as f64 / BANDWIDTH).max(products / PRODUCTS),
+            busy: std::array::from_fn(|chip| CHIPS[chip].busy(work)),
             ..Cost::default()
         }
     }
 
-    /// Predicted seconds: upper and lower bound.
-    pub fn seconds(&self) -> [f64; 2] {
-        DISPATCH.map(|seconds| self.busy + self.dispatches * seconds)
+    /// Predicted seconds on one of [`CHIPS`]. The first dispatch of a step waits for none.
+    pub fn seconds(&self, chip: usize) -> Range {
+        model::seconds(self.busy[chip], self.barriers + 1.0)
     }
 }
 

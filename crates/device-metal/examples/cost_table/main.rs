@@ -1,6 +1,6 @@
 //! Cost of a token and of a prompt, counted by the emulator: dispatches, barriers, bytes of device
 //! memory against the least possible, bytes of threadgroup memory, and instructions of SIMD-groups.
-//! The counts give a PREDICTION of tokens a second on an M4 Pro.
+//! The counts give a PREDICTION of tokens a second, a range for each of some chips.
 //!
 //!     alias cost_table="cargo run --release -p ingle-device-metal --example cost_table"
 //!     cost_table [prefill] [kernels] [model ...] [position]
@@ -18,6 +18,8 @@
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod count;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod model;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod norms;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]

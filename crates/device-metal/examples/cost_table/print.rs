@@ -1,6 +1,7 @@
 //! The tables, as docs/metal.md has them.
 
 use crate::count::{Cost, Rows, dispatches, whole};
+use crate::model::{CHIPS, Range};
 use crate::plan::N_TOKENS;
 use crate::shapes::{Layers, MODELS, Shapes};
 
@@ -42,17 +43,33 @@ pub fn tables() {
     }
 }
 
+/// The rates of a step of `n` rows on the chips, each a range.
+fn rates(cost: &Cost, n: usize) -> Vec<String> {
+    let range = |[slow, fast]: Range| format!("{:.0} to {:.0}", n as f64 / slow, n as f64 / fast);
+    (0..CHIPS.len()).map(|chip| range(cost.seconds(chip))).collect()
+}
+
+/// Prints the rates of models on all chips.
+fn chips(costs: &[(&Shapes, Cost)], n: usize) {
+    let names: Vec<&str> = CHIPS.iter().map(|chip| chip.name).collect();
+    println!("\n| tok/s (prediction) | {} |\n|{}", names.join(" | "), "---|".repeat(1 + names.len()));
+    for (s, cost) in costs {
+        println!("| {} | {} |", s.name, rates(cost, n).join(" | "));
+    }
+}
+
 fn tokens(models: &[&Shapes], rows: Rows) {
     println!(
         "| model | dispatches | barriers | read MB | written MB | least MB | read / least | threadgroup MB | shuffles k | \
-         reductions k | tok/s (prediction) | published best, llama.cpp |\n|{}",
+         reductions k | tok/s (prediction) | published: best, llama.cpp, MLX |\n|{}",
         "---|".repeat(12)
     );
+    let mut costs = Vec::new();
     for s in models {
         let (c, _) = whole(s, rows);
-        let [serial, concurrent] = c.seconds();
+        costs.push((*s, c));
         println!(
-            "| {} | {} | {} | {:.1} | {:.2} | {:.1} | {:.3} | {:.2} | {:.0} | {:.0} | {:.0} to {:.0} | {} |",
+            "| {} | {} | {} | {:.1} | {:.2} | {:.1} | {:.3} | {:.2} | {:.0} | {:.0} | {} | {} |",
             s.name,
             c.dispatches,
             c.barriers,
@@ -63,25 +80,26 @@ fn tokens(models: &[&Shapes], rows: Rows) {
             c.threadgroup / 1e6,
             c.shuffles / 1e3,
             c.reductions / 1e3,
-            1.0 / serial,
-            1.0 / concurrent,
+            rates(&c, 1)[0],
             s.decode
         );
     }
+    chips(&costs, 1);
 }
 
 fn prompts(models: &[&Shapes], rows: Rows) {
     println!(
         "| model | dispatches (a layer) | barriers | read MB | written MB | least MB | loaded GB | threadgroup GB | \
-         8x8x8 products M | products / least | tok/s (prediction) | published |\n|{}",
+         8x8x8 products M | products / least | tok/s (prediction) | published: BaseRT, llama.cpp, MLX |\n|{}",
         "---|".repeat(12)
     );
+    let mut costs = Vec::new();
     for s in models {
         let (c, of_layer) = whole(s, rows);
+        costs.push((*s, c));
         let of_layer: Vec<String> = of_layer.iter().map(f64::to_string).collect();
-        let [serial, concurrent] = c.seconds().map(|seconds| rows.n as f64 / seconds);
         println!(
-            "| {} | {} ({}) | {} | {:.0} | {:.0} | {:.0} | {:.1} | {:.1} | {:.0} | {:.3} | {:.0} to {:.0} | {} |",
+            "| {} | {} ({}) | {} | {:.0} | {:.0} | {:.0} | {:.1} | {:.1} | {:.0} | {:.3} | {} | {} |",
             s.name,
             c.dispatches,
             of_layer.join(", "),
@@ -93,11 +111,11 @@ fn prompts(models: &[&Shapes], rows: Rows) {
             c.threadgroup / 1e9,
             c.products / 1e6,
             c.products / c.least_products,
-            serial,
-            concurrent,
+            rates(&c, rows.n)[0],
             s.prefill
         );
     }
+    chips(&costs, rows.n);
 }
 
 /// Each dispatch of a model with one layer of each kind.
@@ -112,14 +130,14 @@ fn one_by_one(s: &Shapes, rows: Rows) {
         dispatches(s, &layers, rows).0
     {
         println!(
-            "| {function} | {} | {:.3} | {:.3} | {:.2} | {:.2} | {:.1} | {:.1} |",
+            "| {function} | {} | {:.3} | {:.3} | {:.2} | {:.2} | {:.1} | {} |",
             if barriers > 0.0 { "yes" } else { "" },
             read / 1e6,
             written / 1e6,
             loaded / 1e6,
             threadgroup / 1e6,
             products / 1e3,
-            busy * 1e6
+            busy[0].map(|seconds| format!("{:.1}", seconds * 1e6)).join(" to ")
         );
     }
     println!();

@@ -53,15 +53,14 @@ pub struct Shapes {
     /// True if there are norms after attention and network, norms of values, a factor for each
     /// layer, and bounded logits.
     pub sandwich: bool,
-    /// Decode rates in tokens a second: the best published one, and llama.cpp's.
+    /// Decode rates in tokens a second: the best published one, llama.cpp's and MLX's.
     pub decode: &'static str,
-    /// Tokens a second of a prompt of 512 tokens, and the engine that reached it.
+    /// Tokens a second of a prompt of 512 tokens: BaseRT's, llama.cpp's and MLX's.
     pub prefill: &'static str,
 }
 
-/// Models with published rates on Apple's chips, with 4-bit weights. Decode rates are from the
-/// engines' own tables. Prefill rates: BaseRT's are from its repository's
-/// `benchmarks/results/m4-pro_baseRT.csv`, llama.cpp's from its discussion 4167 (20 cores).
+/// Models with published rates on an M4 Pro of 16 cores, with 4-bit weights: BaseRT's table of the
+/// three engines. Llama-2-7B's are from llama.cpp's discussion 4167 (20 cores).
 pub const MODELS: [Shapes; 6] = [
     Shapes {
         name: "Qwen3-0.6B",
@@ -73,8 +72,8 @@ pub const MODELS: [Shapes; 6] = [
         qk_norm: true,
         experts: None,
         sandwich: false,
-        decode: "464, 297",
-        prefill: "4,833 (BaseRT)",
+        decode: "464, 297, 344",
+        prefill: "4,690, 4,993, 4,658",
     },
     Shapes {
         name: "Llama-3.2-1B",
@@ -86,8 +85,8 @@ pub const MODELS: [Shapes; 6] = [
         qk_norm: false,
         experts: None,
         sandwich: false,
-        decode: "295, 230",
-        prefill: "2,594 (BaseRT)",
+        decode: "295, 230, -",
+        prefill: "2,594, -, -",
     },
     Shapes {
         name: "Llama-3.2-3B",
@@ -99,8 +98,8 @@ pub const MODELS: [Shapes; 6] = [
         qk_norm: false,
         experts: None,
         sandwich: false,
-        decode: "119, 102",
-        prefill: "853 (BaseRT, Q8_0)",
+        decode: "117, 102, 112",
+        prefill: "899, 871, 919",
     },
     Shapes {
         name: "Llama-2-7B",
@@ -112,8 +111,8 @@ pub const MODELS: [Shapes; 6] = [
         qk_norm: false,
         experts: None,
         sandwich: false,
-        decode: "-, 51",
-        prefill: "440 (llama.cpp)",
+        decode: "-, 51, -",
+        prefill: "-, 440 (20 cores), -",
     },
     Shapes {
         name: "Qwen3-30B-A3B",
@@ -125,8 +124,8 @@ pub const MODELS: [Shapes; 6] = [
         qk_norm: true,
         experts: Some(Experts { n: 128, n_used: 8, ffn: 768 }),
         sandwich: false,
-        decode: "84, 81",
-        prefill: "",
+        decode: "84, 81, 83",
+        prefill: "838, 668, 664",
     },
     Shapes {
         name: "Gemma-4-26B-A4B",
@@ -141,7 +140,7 @@ pub const MODELS: [Shapes; 6] = [
         qk_norm: true,
         experts: Some(Experts { n: 128, n_used: 8, ffn: 704 }),
         sandwich: true,
-        decode: "69, 58",
+        decode: "69, 58, -",
         prefill: "",
     },
 ];

@@ -105,8 +105,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         TurnArguments {
             n_heads: (self.compiler.cols(chain.x) / head_dim) as u32,
             n_dims: chain.rope.map_or(0, |rope| rope.n_dims as u32),
-            scale: chain.rope.map_or(1.0, |rope| rope.scale),
             eps: chain.norm.map_or(0.0, |norm| norm.eps),
+            ..Default::default()
         }
     }
 
@@ -182,6 +182,7 @@ impl<G: MetalGpu> Draft<'_, G> {
             ..Default::default()
         };
         let k_out = k.filter(|k| k.escapes && !k.is_empty());
+        let (q_turns, k_turns) = (self.turns_of_heads(q)?, self.turns_of_heads(k)?);
         let bias = self.key_bias(layer);
         let call = self
             .step_call("qk_rope_kv.metal", &args)
@@ -206,8 +207,8 @@ impl<G: MetalGpu> Draft<'_, G> {
             .bind_tables(call, 6)
             .bind(10, c.weight_or_any(q.as_ref().and_then(norm_weight))?)
             .bind(11, c.weight_or_any(k.as_ref().and_then(norm_weight))?)
-            .bind(12, c.weight_or_any(q.as_ref().and_then(frequencies))?)
-            .bind(13, c.weight_or_any(k.as_ref().and_then(frequencies))?);
+            .read_or_any(12, q_turns, c.anything())
+            .read_or_any(13, k_turns, c.anything());
         let mut n_heads = args.q.n_heads;
         if kv.is_some() {
             n_heads += stored_heads(&args.pages);
@@ -428,6 +429,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         let mut call = self.attention_call(Kernel { file, function }, a, n_splits);
         // RoPE and KvWrite of one row, whose own key and value are also visible.
         let (q, k) = (a.turned, a.fused.map(|heads| heads.chains.k));
+        let (q_turns, k_turns) = (self.turns_of_heads(q)?, self.turns_of_heads(k)?);
         let from = q.map_or(a.q, |q| q.x);
         call = call
             .read(2, self.value(from))
@@ -447,8 +449,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         call = call
             .bind(14, c.weight_or_any(q.as_ref().and_then(norm_weight))?)
             .bind(15, c.weight_or_any(k.as_ref().and_then(norm_weight))?)
-            .bind(16, c.weight_or_any(q.as_ref().and_then(frequencies))?)
-            .bind(17, c.weight_or_any(k.as_ref().and_then(frequencies))?);
+            .read_or_any(16, q_turns, c.anything())
+            .read_or_any(17, k_turns, c.anything());
         call = match n_splits {
             Some(_) => {
                 let (partials, totals) = self.partials(a.n_heads, a.head_dim);
@@ -469,7 +471,8 @@ impl<G: MetalGpu> Draft<'_, G> {
         let split = if n_splits.is_some() { " (split)" } else { "" };
         call.name = Some(format!("{fused}{}{split}", call.kernel.function));
         let groups = [self.head_groups(a), n_splits.unwrap_or(1)].map(|n| Extent::Fixed(n as u32));
-        self.push(call.grid([groups[0], groups[1], each(RowCount::Tokens)], 32 * simdgroups as u32))
+        // Fewer SIMD-groups take more tiles each, and leave a part of the memory unused.
+        self.push(call.flexible([groups[0], groups[1], each(RowCount::Tokens)], 32 * simdgroups as u32))
     }
 
     fn tiles(&mut self, a: &Attention) -> Result<()> {
@@ -498,6 +501,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         };
         let mut call = self
             .attention_call(Kernel { file, function }, a, None)
+            .bool(attention::TENSOR, c.profile.tensor)
             .read(2, self.value(a.q))
             .bind(4, c.step_place(c.step.row_spans))
             .bind(5, c.step_place(c.step.spans))
@@ -566,8 +570,4 @@ fn style(chain: &HeadChain) -> u32 {
 
 fn norm_weight(chain: &HeadChain) -> Option<WeightId> {
     chain.norm.and_then(|norm| norm.weight)
-}
-
-fn frequencies(chain: &HeadChain) -> Option<WeightId> {
-    chain.rope.map(|rope| rope.frequencies)
 }

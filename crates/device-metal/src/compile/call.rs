@@ -1,7 +1,7 @@
 //! [`Call`]: a dispatch as it is put together, before its kernel is compiled and it becomes a
 //! command.
 
-use crate::gpu::Constant;
+use crate::gpu::{Constant, Fewer};
 use crate::kernels::Kernel;
 use device::{RowCount, ValueId};
 use device_gpu::gpu::MAX_ARGUMENT_BYTES;
@@ -34,8 +34,8 @@ pub(super) struct Call {
     pub(super) threadgroup_bytes: u32,
     pub(super) grid: [Extent; 3],
     pub(super) threads: u32,
-    /// True if the kernel works with fewer threads, too.
-    pub(super) any_threads: bool,
+    /// The way in which the kernel runs with fewer threads.
+    pub(super) fewer: Fewer,
     pub(super) weight_bytes: u64,
     pub(super) when: When,
     pub(super) name: Option<String>,
@@ -57,7 +57,7 @@ impl Call {
             threadgroup_bytes: 0,
             grid: [Extent::Fixed(1); 3],
             threads: 32,
-            any_threads: false,
+            fewer: Fewer::Never,
             weight_bytes: 0,
             when: When::Always,
             name: None,
@@ -131,9 +131,14 @@ impl Call {
     }
 
     /// A grid whose threadgroups may have fewer threads.
-    pub(super) fn flexible(mut self, grid: [Extent; 3], threads: u32) -> Call {
-        self.any_threads = true;
-        self.grid(grid, threads)
+    pub(super) fn flexible(self, grid: [Extent; 3], threads: u32) -> Call {
+        self.grid(grid, threads).fewer(Fewer::SameGroups)
+    }
+
+    /// Says how the kernel runs with fewer threads.
+    pub(super) fn fewer(mut self, fewer: Fewer) -> Call {
+        self.fewer = fewer;
+        self
     }
 
     /// A thread for each of `per_row` numbers of a row.

@@ -3,7 +3,7 @@
 
 use super::call::{Bound, Call};
 use crate::arguments::PagesArguments;
-use crate::gpu::{Constant, MetalGpu, Request};
+use crate::gpu::{Constant, Fewer, MetalGpu, Request};
 use crate::kernels::Kernel;
 use crate::layout::Scratch;
 use crate::profile::Profile;
@@ -60,14 +60,14 @@ pub struct Pipelines {
 
 impl Pipelines {
     /// The number of a kernel, which is given one if it has none.
-    fn index_of(&mut self, kernel: Kernel, constants: Constants, threads: u32) -> u32 {
+    fn index_of(&mut self, kernel: Kernel, constants: Constants, threads: u32, fewer: Fewer) -> u32 {
         let known = self.indices.entry((kernel.clone(), threads)).or_default();
         if let Some((_, index)) = known.iter().find(|(other, _)| *other == constants) {
             return *index;
         }
         let index = self.requests.len() as u32;
         known.push((constants.clone(), index));
-        self.requests.push(Request { kernel, constants, threads });
+        self.requests.push(Request { kernel, constants, threads, fewer });
         index
     }
 
@@ -133,6 +133,8 @@ pub(super) struct Draft<'a, G: MetalGpu> {
     pub(super) normed: Vec<ValueId>,
     /// Products of experts that the next sum weighs and adds: the products, and their weights.
     pub(super) expert_parts: Option<(ValueId, ValueId)>,
+    /// True if a dispatch writes the cosines and sines of the step's positions.
+    pub(super) has_turns: bool,
     pub(super) compiler: &'a Compiler<'a, G>,
 }
 
@@ -209,7 +211,7 @@ impl<'a, G: MetalGpu> Compiler<'a, G> {
 impl<G: MetalGpu> Draft<'_, G> {
     pub(super) fn push(&mut self, mut call: Call) -> Result<()> {
         let most = self.compiler.gpu.facts().max_threads / 32 * 32;
-        if call.threads > most && !call.any_threads {
+        if call.threads > most && call.fewer != Fewer::SameGroups {
             let what = format!("a threadgroup of {} threads for {}", call.threads, call.kernel.function);
             let hint =
                 format!("this GPU runs at most {most} of them; please report it, and use --device cpu");
@@ -220,7 +222,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         let info = CommandInfo { kernel, node: self.node, layer, weight_bytes: call.weight_bytes };
         let threads = call.threads.min(most);
         let new = NewCommand {
-            kernel: self.pipelines.index_of(call.kernel, call.constants, threads),
+            kernel: self.pipelines.index_of(call.kernel, call.constants, threads, call.fewer),
             operands: &call.operands,
             parameters: &call.parameters,
             reads: &call.reads,

@@ -5,10 +5,10 @@
 
 use super::call::{Call, ONE, each, per_token};
 use super::draft::Draft;
-use super::products::{NORM_AT, OTHER_AT, OUTPUTS_AT, SHARED, STEP_AT, X_AT, type_constants};
+use super::products::{NORM_AT, OTHER_AT, OUTPUTS_AT, SHARED, STEP_AT, X_AT};
 use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments, RouteArguments};
 use crate::geometry::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, TILE_PAIRS};
-use crate::gpu::MetalGpu;
+use crate::gpu::{Fewer, MetalGpu};
 use crate::kernels::{self, Kernel, constant, linear};
 use crate::layout::{ORDER, TILES};
 use device::{Activation, Error, Op, Result, RouterGroups, RouterScores, ValueId, Weight, WeightId};
@@ -24,14 +24,16 @@ const MAX_ORDERED: usize = 1024;
 /// each lane.
 const MAX_ROUTED: usize = 32;
 
-/// Threads of the threadgroup of `expert_groups.metal`.
-const GROUP_THREADS: u32 = 1024;
+/// Threads of a threadgroup of `expert_groups.metal`, which has an expert for each SIMD-group.
+const GROUP_THREADS: u32 = 256;
 
 /// A product with the matrices of chosen experts.
 struct Experts {
     x: ValueId,
     /// Norm of each row of x, with few rows.
     norm: Option<Norm>,
+    /// True if a half holds all values of x.
+    bounded: bool,
     ids: ValueId,
     weight: WeightId,
     /// Up projection; `weight` is then its gate.
@@ -53,7 +55,7 @@ struct Dense {
 impl Experts {
     /// A product by itself.
     fn new(x: ValueId, ids: ValueId, weight: WeightId, out: ValueId) -> Experts {
-        Experts { x, norm: None, ids, weight, up: None, sum: None, beside: None, out }
+        Experts { x, norm: None, bounded: false, ids, weight, up: None, sum: None, beside: None, out }
     }
 }
 
@@ -73,13 +75,13 @@ impl<G: MetalGpu> Draft<'_, G> {
     pub(super) fn expert_unit(&mut self, unit: &Unit) -> Result<()> {
         match *unit {
             Unit::ExpertGateUp { mut x, norm, ids, gate, up, kind, ref beside, out } => {
-                let mut norm_of = norm.map(|(norm, _)| norm);
+                let (mut norm_of, mut bounded) = (norm.map(|(norm, _)| norm), false);
                 if let (true, Some((norm, out))) = (self.is_by_tiles(ids, gate), norm) {
                     self.norm_once(x, norm, out)?;
-                    (x, norm_of) = (out, None);
+                    (x, norm_of, bounded) = (out, None, self.half_holds(norm, out));
                 }
                 let up = Some((up, kind));
-                let product = Experts { norm: norm_of, up, ..Experts::new(x, ids, gate, out) };
+                let product = Experts { norm: norm_of, bounded, up, ..Experts::new(x, ids, gate, out) };
                 match beside {
                     Some(dense) if self.is_one_row(x) => {
                         let weights = dense.matrices.iter().map(|m| m.weight).collect();
@@ -160,8 +162,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         (self.compiler.scratch_place(part), self.compiler.scratch.0[part])
     }
 
-    /// Choose experts; and, where the products that follow go by tiles, bring the pairs into the
-    /// order of the experts.
+    /// Choose experts.
     pub(super) fn route(&mut self, op: &Op) -> Result<()> {
         let Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights } = op else {
             return Ok(());
@@ -177,13 +178,6 @@ impl<G: MetalGpu> Draft<'_, G> {
             let what = format!("a router with {} groups of experts", of_groups.n);
             return Err(c.unsupported(what, "this device has at most 32; use --device cpu"));
         }
-        let ordered = self.rest.iter().any(|l| {
-            l.unit.experts().is_some_and(|(of, weight)| {
-                of == *ids
-                    && c.plan.weight(weight).parts.len() == c.cols(*x)
-                    && self.is_by_tiles(*ids, weight)
-            })
-        });
         let args = RouteArguments {
             per_token: per_token(c.rows(*x)),
             n_experts: c.cols(*x) as u32,
@@ -194,32 +188,20 @@ impl<G: MetalGpu> Draft<'_, G> {
             n_best: of_groups.n_best as u32,
             reserved: 0,
         };
-        let routed = |call: Call| {
-            call.bool(constant::NORMALISE, *normalise)
-                .bool(constant::HAS_WEIGHT, scales.is_some())
-                .bool(constant::SIGMOID, *scores == RouterScores::Sigmoid)
-                .bool(constant::HAS_BIAS, bias.is_some())
-                .bool(constant::GROUPS, groups.is_some())
-                .read(2, self.value(*x))
-                .write(3, self.value(*ids))
-                .write(4, self.value(*weights))
-        };
-        let call = match ordered {
-            true => routed(self.groups(&args)).bool(constant::ROUTES, true),
-            false => routed(self.step_call("route.metal", &args)).grid([each(c.rows(*x)), ONE, ONE], 32),
-        };
-        if ordered {
-            self.ordered = Some(*ids);
-        }
-        self.push(call.bind(5, c.weight_or_any(*scales)?).bind(6, c.weight_or_any(*bias)?))
-    }
-
-    /// The dispatch that sorts the pairs of a step by expert, without its inputs.
-    fn groups(&self, args: &RouteArguments) -> Call {
-        self.step_call("expert_groups.metal", args)
-            .write(23, self.scratch(ORDER))
-            .write(24, self.scratch(TILES))
-            .flexible([ONE; 3], GROUP_THREADS)
+        let call = self
+            .step_call("route.metal", &args)
+            .bool(constant::NORMALISE, *normalise)
+            .bool(constant::HAS_WEIGHT, scales.is_some())
+            .bool(constant::SIGMOID, *scores == RouterScores::Sigmoid)
+            .bool(constant::HAS_BIAS, bias.is_some())
+            .bool(constant::GROUPS, groups.is_some())
+            .read(2, self.value(*x))
+            .write(3, self.value(*ids))
+            .write(4, self.value(*weights))
+            .bind(5, c.weight_or_any(*scales)?)
+            .bind(6, c.weight_or_any(*bias)?)
+            .grid([each(c.rows(*x)), ONE, ONE], 32);
+        self.push(call)
     }
 
     /// Bring the pairs of a step into the order of their experts, unless they are.
@@ -231,18 +213,13 @@ impl<G: MetalGpu> Draft<'_, G> {
         let (per_token, k) = (per_token(c.rows(ids)), c.cols(ids) as u32);
         let n_experts = n_experts as u32;
         let args = RouteArguments { per_token, n_experts, k, ..Default::default() };
-        let mut call = self
-            .groups(&args)
-            .bool(constant::ROUTES, false)
-            .bool(constant::NORMALISE, false)
-            .bool(constant::HAS_WEIGHT, false)
-            .bool(constant::SIGMOID, false)
-            .bool(constant::HAS_BIAS, false)
-            .bool(constant::GROUPS, false)
-            .read(3, self.value(ids));
-        for index in [2, 4, 5, 6] {
-            call = call.bind(index, c.anything());
-        }
+        let groups = Extent::Fixed(n_experts.div_ceil(GROUP_THREADS / 32));
+        let call = self
+            .step_call("expert_groups.metal", &args)
+            .read(3, self.value(ids))
+            .write(23, self.scratch(ORDER))
+            .write(24, self.scratch(TILES))
+            .flexible([groups, ONE, ONE], GROUP_THREADS);
         self.push(call)?;
         self.ordered = Some(ids);
         Ok(())
@@ -313,7 +290,8 @@ impl<G: MetalGpu> Draft<'_, G> {
             .read_or_any(OTHER_AT, residual.map(|residual| self.value(residual)), c.anything());
         let n_places = if e.sum.is_some() { 1 } else { k };
         let places = Extent::PerRow { rows, multiple: (n_places + n_beside) as u32, divisor: 1 };
-        Ok(call.grid([Extent::Fixed(n_groups as u32), places, ONE], 32 * simdgroups))
+        let grid = [Extent::Fixed(n_groups as u32), places, ONE];
+        Ok(call.grid(grid, 32 * simdgroups).fewer(Fewer::MoreGroups(32)))
     }
 
     fn expert_product(&mut self, e: &Experts) -> Result<()> {
@@ -342,10 +320,20 @@ impl<G: MetalGpu> Draft<'_, G> {
         let kernel = |what: &str| -> Result<Kernel> {
             Ok(Kernel { file: self.linear_file(block)?, function: format!("expert_linear_{name}_{what}") })
         };
-        let (rows_of_unit, halves) = (if tiles { GEMM_ROWS } else { GEMV_ROWS }, e.up.map_or(1, |_| 2));
+        let halves = e.up.map_or(1, |_| 2);
+        let rows_of_unit = match (tiles, e.norm) {
+            (true, _) => GEMM_ROWS,
+            // The norm doubles the loads that rows of weights share.
+            (false, Some(_)) => c.profile.weight_rows(k * halves * n_out),
+            (false, None) => GEMV_ROWS,
+        };
+        let gemv =
+            if rows_of_unit == GEMV_ROWS { "gemv".to_owned() } else { format!("gemv_x{rows_of_unit}") };
         let n_units = n_out.div_ceil(rows_of_unit / halves);
         let mut call = match tiles {
             true => Call::new(kernel("gemm")?, &args)
+                .bool(linear::TENSOR, c.profile.tensor)
+                .bool(linear::BOUNDED, e.bounded)
                 .read(23, self.scratch(ORDER))
                 .read(24, self.scratch(TILES))
                 .grid(
@@ -361,7 +349,7 @@ impl<G: MetalGpu> Draft<'_, G> {
                     ],
                     GEMM_THREADS,
                 ),
-            false => self.pairs(e, kernel("gemv")?, args, (n_units, rows_of_unit / halves))?,
+            false => self.pairs(e, kernel(&gemv)?, args, (n_units, rows_of_unit / halves))?,
         };
         let (buffer_0, places_0) = self.stack(e.weight)?;
         let (buffer_1, places_1) = match e.up {
@@ -380,7 +368,9 @@ impl<G: MetalGpu> Draft<'_, G> {
             .read(X_AT, self.value(e.x))
             .write(OUTPUTS_AT, self.value(e.out))
             .fill(SHARED, c.anything());
-        call.constants.extend(type_constants(block, n_in));
+        let others = e.up.iter().map(|(up, _)| up).chain(e.beside.iter().flat_map(|dense| &dense.weights));
+        let weights = Vec::from_iter(std::iter::once(weight).chain(others.map(|id| c.plan.weight(*id))));
+        call.constants.extend(self.type_constants(&weights)?);
         let bytes = |id: WeightId| {
             c.plan.weight(id).parts.iter().take(k).map(device::WeightPart::n_bytes).sum::<u64>()
         };

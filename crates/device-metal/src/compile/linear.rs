@@ -10,11 +10,11 @@ use super::draft::{Draft, Schedule};
 use super::join::join_name;
 use super::products::{
     BIASES_AT, CODES_AT, NORM_AT, OFFSETS_AT, OTHER_AT, OUTPUTS_AT, PARTIALS_AT, SCALES_AT, SHARED, STEP_AT,
-    X_AT, type_constants,
+    X_AT,
 };
 use crate::arguments::{EmbedArguments, JoinedArguments, LinearArguments};
 use crate::geometry::{BEST_BYTES, GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, SPAN_COLUMNS};
-use crate::gpu::MetalGpu;
+use crate::gpu::{Fewer, MetalGpu};
 use crate::kernels::{self, Kernel, linear};
 use crate::layout::BESTS;
 use device::{Activation, Op, Result, RowCount, ValueId, Weight, WeightId};
@@ -42,6 +42,8 @@ struct Product<'a> {
     softcap: Option<(f32, ValueId)>,
     /// True if each threadgroup also writes its largest product.
     bests: bool,
+    /// True if a half holds all values of x. For tiles.
+    bounded: bool,
     /// The join that computes the row x.
     join: Option<Join>,
     /// Steps in which the product runs.
@@ -62,6 +64,7 @@ impl<'a> Product<'a> {
             row_gate: None,
             softcap: None,
             bests: false,
+            bounded: false,
             join: None,
             when: When::Always,
         }
@@ -113,10 +116,10 @@ impl<G: MetalGpu> Draft<'_, G> {
             None => When::Always,
         };
         let mut x = p.x;
-        let mut norm = p.norm.map(|(norm, _)| norm);
+        let (mut norm, mut bounded) = (p.norm.map(|(norm, _)| norm), false);
         if let (Schedule::Gemm(_), Some((norm_of, out))) = (schedule, p.norm) {
             self.norm_once(p.x, norm_of, out)?;
-            (x, norm) = (out, None);
+            (x, norm, bounded) = (out, None, self.half_holds(norm_of, out));
         }
         let (parts, mixed) = (self.parts_of(p), self.mixed(p));
         let together = p.matrices.windows(2).all(|pair| self.kind(&pair[0]) == self.kind(&pair[1]));
@@ -140,8 +143,18 @@ impl<G: MetalGpu> Draft<'_, G> {
         };
         for matrices in parts {
             let mixed = mixed.clone();
-            let product =
-                Product { norm, mixed, gate, add, softcap, bests, join, when, ..Product::new(x, matrices) };
+            let product = Product {
+                norm,
+                mixed,
+                gate,
+                add,
+                softcap,
+                bests,
+                bounded,
+                join,
+                when,
+                ..Product::new(x, matrices)
+            };
             self.product(schedule, &product)?;
         }
         match p.tail {
@@ -203,6 +216,16 @@ impl<G: MetalGpu> Draft<'_, G> {
         }
     }
 
+    /// Rows of weights that a SIMD-group of a GEMV computes at once.
+    fn weight_rows(&self, schedule: Schedule, product: &Product) -> usize {
+        let c = self.compiler;
+        let n_rows = product.matrices.iter().map(|m| c.plan.weight(m.weight).n_rows()).sum();
+        match schedule {
+            Schedule::Gemv(1) if product.join.is_none() => c.profile.weight_rows(n_rows),
+            Schedule::Gemv(_) | Schedule::Gemm(_) => GEMV_ROWS,
+        }
+    }
+
     fn product(&mut self, schedule: Schedule, product: &Product) -> Result<()> {
         let c = self.compiler;
         let schedule = match schedule {
@@ -227,7 +250,8 @@ impl<G: MetalGpu> Draft<'_, G> {
             Ok(Kernel { file: self.linear_file(block)?, function: format!("linear_{name}_{what}") })
         };
         let tiles = |divisor: u32| Extent::PerRow { rows, multiple: 1, divisor };
-        let n_blocks = n_units(GEMV_ROWS);
+        let weight_rows = self.weight_rows(schedule, product);
+        let n_blocks = n_units(weight_rows);
         let (simdgroups, split) = c.profile.gemv_shape(n_blocks, n_in.div_ceil(SPAN_COLUMNS));
         let passes = if product.join.is_some() { c.profile.passes(n_blocks * split as usize) } else { 1 };
         let mut call = match schedule {
@@ -243,7 +267,7 @@ impl<G: MetalGpu> Draft<'_, G> {
                         let call = Call::new(kernel("joined".to_owned())?, &args).bool(linear::NORM, false);
                         self.bind_join(call, join, product.norm)?
                     }
-                    None => Call::new(kernel(format!("gemv_{n}"))?, &args)
+                    None => Call::new(kernel(gemv_name(n, weight_rows))?, &args)
                         .bool(linear::NORM, product.norm.is_some())
                         .bind(NORM_AT, c.weight_or_any(product.norm.and_then(|norm| norm.weight))?),
                 };
@@ -251,19 +275,10 @@ impl<G: MetalGpu> Draft<'_, G> {
             }
             Schedule::Gemm(n) => Call::new(kernel(format!("gemm_{n}"))?, &args)
                 .bool(linear::TENSOR, c.profile.tensor)
-                .grid([Extent::Fixed(n_units(GEMM_ROWS) as u32), tiles(n), ONE], GEMM_THREADS),
+                .bool(linear::BOUNDED, product.bounded)
+                .grid([tiles(n), Extent::Fixed(n_units(GEMM_ROWS) as u32), ONE], GEMM_THREADS),
         };
-        let kind = product.gate.map(|(kind, _)| kind).or(product.given_up.map(|by| by.kind));
-        let has_bias = product.matrices.iter().any(|m| m.bias.is_some());
-        call = call
-            .bool(linear::BIAS, has_bias)
-            .bool(linear::RESIDUAL, product.add.is_some())
-            .bool(linear::GATE, product.gate.is_some())
-            .bool(linear::UP, product.given_up.is_some())
-            .bool(linear::ROW_GATE, product.row_gate.is_some())
-            .uint(linear::ACTIVATION, kind.map_or(0, kernels::activation))
-            .uint(linear::WEIGHTS, product.matrices.len() as u32)
-            .bool(linear::SOFTCAP, product.softcap.is_some());
+        call = with_epilogue(call, product);
         let up = product.given_up.map(|by| self.columns_from(by.up, by.first));
         call = match (&product.join, product.add) {
             (Some(_), _) => call.read_or_any(25, up, c.anything()),
@@ -274,7 +289,8 @@ impl<G: MetalGpu> Draft<'_, G> {
                 call.read_or_any(OTHER_AT, other, c.anything()).read_or_any(21, row_gate, c.anything())
             }
         };
-        call.constants.extend(type_constants(block, n_in));
+        let weights: Vec<&Weight> = product.matrices.iter().map(|m| c.plan.weight(m.weight)).collect();
+        call.constants.extend(self.type_constants(&weights)?);
         for (index, matrix) in (0..).zip(product.matrices) {
             call = self.bind_planes(call, index, c.plan.weight(matrix.weight))?;
             if let Some(bias) = matrix.bias {
@@ -286,7 +302,7 @@ impl<G: MetalGpu> Draft<'_, G> {
         }
         if let Schedule::Gemv(n) = schedule {
             let simdgroups = match &product.join {
-                Some(_) => self.most_simdgroups(split),
+                Some(_) => self.most_simdgroups(split, product.bests),
                 None => simdgroups,
             };
             let groups = n_blocks.div_ceil((simdgroups / split) as usize * passes);
@@ -295,7 +311,8 @@ impl<G: MetalGpu> Draft<'_, G> {
                 self.bests = Some((place, groups));
                 call = call.write(PARTIALS_AT, (place, groups * BEST_BYTES));
             }
-            call = call.grid([Extent::Fixed(groups as u32), tiles(n), ONE], 32 * simdgroups);
+            let grid = [Extent::Fixed(groups as u32), tiles(n), ONE];
+            call = call.grid(grid, 32 * simdgroups).fewer(fewer_threads(split, product.bests));
         }
         call.weight_bytes = product.matrices.iter().map(|m| c.plan.weight_bytes(m.weight)).sum();
         call.name = Some(product_name(product, &name, schedule));
@@ -303,10 +320,10 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.push(call.fill(SHARED, c.anything()))
     }
 
-    /// SIMD-groups of a threadgroup that first makes its row.
-    pub(super) fn most_simdgroups(&self, split: u32) -> u32 {
+    /// SIMD-groups of a threadgroup that first makes its row. `bests`: it leaves its best.
+    pub(super) fn most_simdgroups(&self, split: u32, bests: bool) -> u32 {
         let c = self.compiler;
-        let most = c.gpu.facts().max_threads / 32;
+        let most = if bests { BEST_SIMDGROUPS } else { c.gpu.facts().max_threads / 32 };
         (c.profile.merged_simdgroups.min(most) / split * split).max(split)
     }
 
@@ -346,21 +363,27 @@ impl<G: MetalGpu> Draft<'_, G> {
         let c = self.compiler;
         let weight = c.plan.weight(table);
         let (block, n_cols) = (weight.block, weight.n_cols());
+        let turns = self.new_turns();
         let args = EmbedArguments {
             n_cols: n_cols as u32,
             row_bytes: weight.row_bytes() as u32,
             scale_bytes: block.row_scale_bytes(n_cols) as u32,
             scale,
+            n_turns: turns.as_ref().map_or(0, |turns| turns.n_pairs as u32),
+            ..Default::default()
         };
         let name = kernels::type_name(block);
         let kernel = Kernel { file: self.linear_file(block)?, function: format!("embed_{name}") };
         let call = Call::new(kernel, &args)
             .bind(1, c.step_place(chosen_by))
             .bind(CHOSEN_AT, c.chosen_tokens())
+            .bind(4, c.step_place(c.step.positions))
+            .bind(5, turns.as_ref().map_or(c.anything(), |turns| turns.pairs))
             .bind(STEP_AT, c.step_place(0))
-            .write(16, self.value(out));
+            .write(16, self.value(out))
+            .write_or_any(17, turns.map(|turns| turns.tables), c.anything());
         let mut call = self.bind_planes(call, 0, weight)?;
-        call.constants = type_constants(block, n_cols);
+        call.constants = self.type_constants(&[weight])?;
         call.weight_bytes = weight.n_bytes_of_row() as u64;
         let groups = n_cols.div_ceil(16 * EMBED_THREADS as usize) as u32;
         self.push(call.grid([Extent::Fixed(groups), each(RowCount::Tokens), ONE], EMBED_THREADS))
@@ -370,8 +393,36 @@ impl<G: MetalGpu> Draft<'_, G> {
 /// Index of the chosen tokens that an embedding looks up.
 const CHOSEN_AT: u8 = 2;
 
+/// SIMD-groups, at most, of a threadgroup that first makes its row and leaves its best. It cannot
+/// have fewer, so that any GPU must run this number.
+const BEST_SIMDGROUPS: u32 = 8;
+
+/// The way in which a GEMV runs with fewer threads. The best of each threadgroup has a place, so
+/// that their number is fixed.
+fn fewer_threads(split: u32, bests: bool) -> Fewer {
+    if bests { Fewer::Never } else { Fewer::MoreGroups(32 * split) }
+}
+
 /// Threads of a threadgroup of an embedding.
 const EMBED_THREADS: u32 = 64;
+
+/// The end of the name of a GEMV's function.
+fn gemv_name(n: u32, weight_rows: usize) -> String {
+    if weight_rows == GEMV_ROWS { format!("gemv_{n}") } else { format!("gemv_{n}x{weight_rows}") }
+}
+
+/// The flags of what follows a product.
+fn with_epilogue(call: Call, product: &Product) -> Call {
+    let kind = product.gate.map(|(kind, _)| kind).or(product.given_up.map(|by| by.kind));
+    call.bool(linear::BIAS, product.matrices.iter().any(|m| m.bias.is_some()))
+        .bool(linear::RESIDUAL, product.add.is_some())
+        .bool(linear::GATE, product.gate.is_some())
+        .bool(linear::UP, product.given_up.is_some())
+        .bool(linear::ROW_GATE, product.row_gate.is_some())
+        .uint(linear::ACTIVATION, kind.map_or(0, kernels::activation))
+        .uint(linear::WEIGHTS, product.matrices.len() as u32)
+        .bool(linear::SOFTCAP, product.softcap.is_some())
+}
 
 fn product_name(product: &Product, name: &str, schedule: Schedule) -> String {
     let norm = match (&product.join, product.norm) {

@@ -7,10 +7,10 @@
 
 use super::call::{Call, ONE, each};
 use super::draft::{AttentionParts, Draft};
-use super::products::{BIASES_AT, OTHER_AT, OUTPUTS_AT, SHARED, type_constants};
+use super::products::{BIASES_AT, OTHER_AT, OUTPUTS_AT, SHARED};
 use crate::arguments::{LinearArguments, MergedArguments};
 use crate::geometry::{GEMV_ROWS, MOST_ROW_COLUMNS, SPAN_COLUMNS};
-use crate::gpu::MetalGpu;
+use crate::gpu::{Fewer, MetalGpu};
 use crate::kernels::{self, Kernel, linear};
 use device::{Result, RowCount};
 use device_lower::fields::{Projection, Tail};
@@ -76,7 +76,7 @@ impl<G: MetalGpu> Draft<'_, G> {
             .read(22, parts.partials)
             .read(23, parts.totals);
         call = self.bind_planes(call, 0, weight)?;
-        call.constants.extend(type_constants(block, n_in));
+        call.constants.extend(self.type_constants(&[weight])?);
         call = match p.tail {
             Tail::Add { residual, out } => {
                 call.read(OTHER_AT, self.value(residual)).write(OUTPUTS_AT, self.value(out))
@@ -85,14 +85,15 @@ impl<G: MetalGpu> Draft<'_, G> {
             Tail::Store | Tail::Gate { .. } => call.write(OUTPUTS_AT, self.value(matrix.out)),
         };
         call = call.fill(SHARED, c.anything());
-        let simdgroups = self.most_simdgroups(split);
+        let simdgroups = self.most_simdgroups(split, false);
         let groups = n_blocks.div_ceil((simdgroups / split) as usize);
         call.threadgroup_bytes = 16 * n_in.div_ceil(4) as u32;
         call.weight_bytes = c.plan.weight_bytes(matrix.weight);
         call.when = parts.when;
         let add = if matches!(p.tail, Tail::Add { .. }) { " + add" } else { "" };
         call.name = Some(format!("attention_merge + linear_{name}{add} (1 row)"));
-        self.push(call.grid([Extent::Fixed(groups as u32), each(RowCount::Tokens), ONE], 32 * simdgroups))?;
+        let grid = [Extent::Fixed(groups as u32), each(RowCount::Tokens), ONE];
+        self.push(call.grid(grid, 32 * simdgroups).fewer(Fewer::MoreGroups(32 * split)))?;
         Ok(Some(parts.when))
     }
 }

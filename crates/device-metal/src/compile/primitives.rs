@@ -84,6 +84,19 @@ impl<G: MetalGpu> Draft<'_, G> {
         self.rms_norm(x, norm, self.compiler.cols(x), out)
     }
 
+    /// Returns true if a half holds every output of a norm: no column is more than sqrt(columns)
+    /// times its weight.
+    pub(super) fn half_holds(&self, norm: Norm, out: ValueId) -> bool {
+        let c = self.compiler;
+        let most = norm.weight.map_or(1.0, |id| {
+            let weight = c.plan.weight(id);
+            let mut values = vec![0.0; weight.n_cols()];
+            weight.decode_rows(0..1, &mut values);
+            values.iter().fold(0.0f32, |most, value| most.max(value.abs()))
+        });
+        most * (c.cols(out) as f32).sqrt() < 65_000.0
+    }
+
     /// The error of an Op that no unit should have left as it is.
     pub(super) fn not_lowered(&self, op: &Op) -> Error {
         Error::Failed { device: G::NAME, reason: format!("{} was not lowered", op.kind()) }
@@ -113,20 +126,16 @@ impl<G: MetalGpu> Draft<'_, G> {
             }
             Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } => {
                 let n_heads = c.cols(*x) / head_dim;
-                let turn = TurnArguments {
-                    n_heads: n_heads as u32,
-                    n_dims: *n_dims as u32,
-                    scale: *scale,
-                    eps: 0.0,
-                };
+                let turn =
+                    TurnArguments { n_heads: n_heads as u32, n_dims: *n_dims as u32, ..Default::default() };
+                let turns = self.turns_of(*frequencies, *scale)?;
                 let args = RopeArguments { head_dim: *head_dim as u32, turn, ..Default::default() };
                 let call = self
                     .step_call("rope.metal", &args)
                     .uint(constant::ROPE, kernels::rope(Some(*style)))
                     .read(2, self.value(*x))
                     .write(3, self.value(*out))
-                    .bind(4, c.step_place(c.step.positions))
-                    .bind(5, c.weight(*frequencies)?);
+                    .read(4, turns);
                 self.push(call.elements(c.rows(*x), n_heads * head_dim.div_ceil(2)))
             }
             Op::Route { .. } => self.route(op),

@@ -1,7 +1,9 @@
 //! Parameters that all products with weights share, and the constants of a type of weights.
 
-use crate::gpu::Constant;
+use super::draft::Draft;
+use crate::gpu::{Constant, MetalGpu};
 use crate::kernels::{self, linear};
+use device::{Result, Weight};
 use weights::BlockType;
 
 /// The parameters that all products share (`kernels/linear/parameters.h`).
@@ -37,19 +39,38 @@ pub(super) const OUTPUTS_AT: u8 = 16;
 /// Index of the largest products of each threadgroup.
 pub(super) const PARTIALS_AT: u8 = 19;
 
-/// Constants that say how a type of weights is stored. Kernels of other types mention them too.
-pub(super) fn type_constants(block: BlockType, n_in: usize) -> Vec<(u16, Constant)> {
-    let whole_rows = matches!(block, BlockType::I8_ROWS | BlockType::I16_ROWS);
-    let scalar = (whole_rows || block.is_float()) && !n_in.is_multiple_of(4);
-    let (group, scale, symmetric) = if let BlockType::Affine(affine) = block {
-        (affine.group(), kernels::scale_kind(affine.scale()), affine.is_symmetric())
-    } else {
-        (32, 0, false)
-    };
-    vec![
-        (linear::SCALAR, Constant::Bool(scalar)),
-        (linear::AFFINE_GROUP, Constant::UInt(group as u32)),
-        (linear::AFFINE_SCALE, Constant::UInt(scale)),
-        (linear::AFFINE_SYMMETRIC, Constant::Bool(symmetric)),
-    ]
+impl<G: MetalGpu> Draft<'_, G> {
+    /// Constants that say how the weights of a dispatch are stored: how the first one is, whose
+    /// type all have. Kernels of other types mention them too.
+    pub(super) fn type_constants(&self, weights: &[&Weight]) -> Result<Vec<(u16, Constant)>> {
+        let (mut scalar, mut wide, mut affine_of) = (false, false, (32, 0, false));
+        if let Some(front) = weights.first() {
+            let whole_rows = matches!(front.block, BlockType::I8_ROWS | BlockType::I16_ROWS);
+            scalar = (whole_rows || front.block.is_float()) && !front.n_cols().is_multiple_of(4);
+            if let BlockType::Affine(affine) = front.block {
+                affine_of = (affine.group(), kernels::scale_kind(affine.scale()), affine.is_symmetric());
+                wide =
+                    matches!(affine.bits(), 4 | 8) && self.start_at_multiples(weights, 2 * affine.bits())?;
+            }
+        }
+        let (group, scale, symmetric) = affine_of;
+        Ok(vec![
+            (linear::SCALAR, Constant::Bool(scalar)),
+            (linear::AFFINE_GROUP, Constant::UInt(group as u32)),
+            (linear::AFFINE_SCALE, Constant::UInt(scale)),
+            (linear::AFFINE_SYMMETRIC, Constant::Bool(symmetric)),
+            (linear::AFFINE_WIDE, Constant::Bool(wide)),
+        ])
+    }
+
+    /// Returns true if the codes of all weights start at multiples of `bytes`.
+    fn start_at_multiples(&self, weights: &[&Weight], bytes: usize) -> Result<bool> {
+        let codes = weights.iter().flat_map(|w| w.parts.iter().map(|part| &part.data).chain([&w.data]));
+        for codes in codes.filter(|codes| !codes.is_empty()) {
+            if !self.compiler.bytes_of(codes)?.offset.is_multiple_of(bytes as u64) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }

@@ -5,7 +5,7 @@
 use super::call::Call;
 use super::draft::Draft;
 use crate::arguments::{ScanArguments, ShortConvArguments};
-use crate::gpu::MetalGpu;
+use crate::gpu::{Fewer, MetalGpu};
 use crate::kernels::{Kernel, constant};
 use device::{Result, StateId, ValueId, WeightId};
 use device_gpu::replayer::STATES;
@@ -148,7 +148,8 @@ impl<G: MetalGpu> Draft<'_, G> {
             .read(6, self.value(scan.step))
             .bind(7, c.weight(scan.rate)?)
             .write(9, self.value(scan.out))
-            .grid([groups, Extent::Fixed(scan.n_heads as u32), Extent::Spans], 32 * simdgroups as u32);
+            .grid([groups, Extent::Fixed(scan.n_heads as u32), Extent::Spans], 32 * simdgroups as u32)
+            .fewer(Fewer::MoreGroups(32));
         Ok(self.bind_states(call, 8, scan.state))
     }
 }

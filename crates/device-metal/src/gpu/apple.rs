@@ -3,36 +3,48 @@
 //! Not one line of this file has run on Apple hardware; it is type-checked for aarch64-apple-darwin
 //! on Linux. See docs/metal.md.
 //!
-//! Past 600 lines, so that every call of Metal is in one place.
+//! `encoder` has command buffers, `residency` the memory that stays, `archive` the pipelines that
+//! outlive the process, and `machine` the facts that the system reports.
+
+mod archive;
+mod encoder;
+mod machine;
+mod residency;
+
+pub use encoder::{AppleEncoder, AppleTicket};
+pub use residency::AppleResidency;
 
 use super::heartbeat::{self, Heartbeat};
 use super::{
-    Common, Constant, Dispatch, Encoder, EncoderMode, Facts, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH,
+    Common, Constant, EncoderMode, Facts, Fitted, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH, Unlimited,
 };
 use crate::kernels::{self, Kernel};
+use archive::Archive;
 use device::{Error, Result};
 use device_gpu::at_once::Libraries;
+use machine::is_system_at_least;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::{NSObjectProtocol, ProtocolObject};
-use objc2::sel;
-use objc2_foundation::{NSArray, NSError, NSProcessInfo, NSString, NSURL};
+use objc2::{msg_send, sel};
+use objc2_foundation::{NSError, NSRange, NSString, NSURL};
 use objc2_metal::{
-    MTLAllocation, MTLBarrierScope, MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLBuffer,
-    MTLCommandBuffer, MTLCommandBufferError, MTLCommandEncoder, MTLCommandQueue, MTLCompileOptions,
-    MTLComputeCommandEncoder, MTLComputePipelineDescriptor, MTLComputePipelineState, MTLCopyAllDevices,
-    MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType, MTLFence,
-    MTLFunctionConstantValues, MTLGPUFamily, MTLLanguageVersion, MTLLibrary, MTLMathFloatingPointFunctions,
-    MTLMathMode, MTLPipelineOption, MTLResidencySet, MTLResidencySetDescriptor, MTLResource,
-    MTLResourceOptions, MTLResourceUsage, MTLSize,
+    MTLBlitCommandEncoder, MTLBuffer, MTLCommandBuffer, MTLCommandEncoder, MTLCommandQueue,
+    MTLCompileOptions, MTLComputePipelineDescriptor, MTLComputePipelineState, MTLCopyAllDevices,
+    MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLFence, MTLFunction, MTLFunctionConstantValues,
+    MTLGPUFamily, MTLLanguageVersion, MTLLibrary, MTLMathFloatingPointFunctions, MTLMathMode,
+    MTLPipelineOption, MTLResidencySetDescriptor, MTLResourceOptions,
 };
-use std::collections::HashMap;
+use residency::Sets;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use weights::Bytes;
 
 type Object<T> = Retained<ProtocolObject<T>>;
+type State = Object<dyn MTLComputePipelineState>;
 
 // Without CoreGraphics in the process `MTLCreateSystemDefaultDevice` returns nil in a program
 // without a window, as its documentation says. The reference to one of its functions makes the
@@ -47,19 +59,25 @@ static KEEPS_CORE_GRAPHICS: unsafe extern "C" fn() -> u32 = CGMainDisplayID;
 /// The name on the command line.
 const NAME: &str = "metal";
 
+/// The oldest macOS: it brought Metal 3.1, in which the shaders are written.
+const OLDEST_SYSTEM: (isize, isize) = (14, 0);
+
 /// The GPU family with tensor units.
 const TENSOR_FAMILY: u32 = 10;
 
-/// The macOS with tensors.
-const TENSOR_SYSTEM: isize = 26;
+/// The macOS with tensors: MLX needs this version, and 26.0 has the language.
+const TENSOR_SYSTEM: (isize, isize) = (26, 2);
+
+/// Time without a step and without a new pipeline after which new pipelines are saved.
+const IDLE: Duration = Duration::from_secs(2);
 
 /// Options of the GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// A folder for compiled pipelines; none: they are compiled at every start.
     pub cache: Option<PathBuf>,
-    /// True if shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS 26
-    /// on (`kernels/linear/tensor.h`). Nobody has compiled them so.
+    /// True if shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS
+    /// 26.2 on (`kernels/linear/tensor.h`). Nobody has compiled them so.
     pub tensors: bool,
     /// Accepts a GPU that cannot run the kernels, such as a virtual machine's, to compile them
     /// only.
@@ -97,22 +115,31 @@ impl super::Buffer for AppleBuffer {
 /// A function, its constants and its threads.
 type PipelineKey = (Kernel, Vec<(u16, u8, u32)>, u32);
 
-/// A file's library.
+/// A file's library, and the compiler's warnings.
 #[derive(Clone)]
-struct Library(Object<dyn MTLLibrary>);
+struct Library {
+    library: Object<dyn MTLLibrary>,
+    warnings: String,
+}
 
 // SAFETY: a library is never changed, and Metal lets any thread use it.
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-/// Compiled pipelines, and the archive that keeps them for the next start.
+/// A compiled kernel, and the threads that it was compiled for.
+#[derive(Clone)]
+pub struct ApplePipeline {
+    state: State,
+    fitted: Fitted,
+}
+
+/// Compiled pipelines.
 #[derive(Default)]
 struct Compiled {
-    pipelines: HashMap<PipelineKey, Arc<Object<dyn MTLComputePipelineState>>>,
-    archive: Option<Object<dyn MTLBinaryArchive>>,
-    /// True if the archive has pipelines that its file does not have.
-    grown: bool,
+    pipelines: HashMap<PipelineKey, ApplePipeline>,
+    /// Pipelines with fewer threads than requested, in words.
+    notes: BTreeSet<String>,
 }
 
 /// The system's default GPU.
@@ -121,119 +148,22 @@ pub struct AppleGpu {
     queue: Object<dyn MTLCommandQueue>,
     facts: Facts,
     language: MTLLanguageVersion,
-    archive_file: Option<PathBuf>,
+    archive: Option<Arc<Archive>>,
     libraries: Libraries<Library>,
     compiled: Mutex<Compiled>,
     mode: EncoderMode,
     /// Orders command buffers where hazards are not tracked.
     fence: Option<Object<dyn MTLFence>>,
-    /// The residency sets that are alive.
-    sets: Arc<Mutex<Vec<Set>>>,
-    /// Requests them again while nothing runs.
+    sets: Sets,
+    /// Requests the sets again while nothing runs, and saves new pipelines.
     heartbeat: Heartbeat,
 }
 
-/// A residency set.
-#[derive(Clone)]
-struct Set(Object<dyn MTLResidencySet>);
-
-// SAFETY: its methods may be called by any thread; those that change it are called under a lock or
-// by its owner alone.
-unsafe impl Send for Set {}
-
-// SAFETY: device and queue are Send and Sync by their declarations; libraries, archive and
-// pipelines are guarded by the mutex, or are immutable.
+// SAFETY: device and queue are Send and Sync by their declarations; libraries and
+// pipelines are guarded by their mutexes, and the fence is immutable.
 unsafe impl Send for AppleGpu {}
 // SAFETY: as above.
 unsafe impl Sync for AppleGpu {}
-
-/// Dispatches of one command buffer. Hazards are tracked, and so what a command buffer does waits
-/// for the one before where it must.
-pub struct AppleEncoder {
-    commands: Object<dyn MTLCommandBuffer>,
-    mode: EncoderMode,
-    fence: Option<Object<dyn MTLFence>>,
-    /// None where the next dispatch begins one, or none can be had.
-    encoder: Option<Object<dyn MTLComputeCommandEncoder>>,
-    /// True if an encoder was refused.
-    refused: bool,
-    /// Bound buffers and offsets by index; below, the pipeline and the bytes of threadgroup memory.
-    bound: [Option<(u16, usize)>; 31],
-    pipeline: *const ProtocolObject<dyn MTLComputePipelineState>,
-    threadgroup_bytes: u32,
-}
-
-impl AppleEncoder {
-    /// The encoder of the current group.
-    fn encoder(&mut self) -> Option<&Object<dyn MTLComputeCommandEncoder>> {
-        if self.encoder.is_none() {
-            let kind = match self.mode {
-                EncoderMode::Serial => MTLDispatchType::Serial,
-                EncoderMode::Concurrent | EncoderMode::Fenced => MTLDispatchType::Concurrent,
-            };
-            self.encoder = self.commands.computeCommandEncoderWithDispatchType(kind);
-            self.refused |= self.encoder.is_none();
-            (self.bound, self.pipeline, self.threadgroup_bytes) = ([None; 31], std::ptr::null(), 0);
-            if let (Some(encoder), Some(fence)) = (&self.encoder, &self.fence) {
-                encoder.waitForFence(fence);
-            }
-        }
-        self.encoder.as_ref()
-    }
-
-    fn end(&mut self) {
-        if let Some(encoder) = self.encoder.take() {
-            if let Some(fence) = &self.fence {
-                encoder.updateFence(fence);
-            }
-            encoder.endEncoding();
-        }
-    }
-}
-
-impl Drop for AppleEncoder {
-    /// An encoder that is let go of must have ended.
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// A committed command buffer.
-pub struct AppleTicket {
-    commands: Object<dyn MTLCommandBuffer>,
-}
-
-// SAFETY: the only calls are `waitUntilCompleted` and reads of the state, which Metal allows from
-// any thread.
-unsafe impl Send for AppleTicket {}
-
-impl Drop for AppleTicket {
-    /// Command buffers do not retain their buffers, which must outlive the work.
-    fn drop(&mut self) {
-        self.commands.waitUntilCompleted();
-    }
-}
-
-/// Buffers that the system keeps in memory, until it is dropped.
-pub struct AppleResidency {
-    set: Option<(Object<dyn MTLResidencySet>, Object<dyn MTLCommandQueue>)>,
-    sets: Arc<Mutex<Vec<Set>>>,
-}
-
-// SAFETY: used once, when it is dropped.
-unsafe impl Send for AppleResidency {}
-
-impl Drop for AppleResidency {
-    fn drop(&mut self) {
-        if let Some((set, queue)) = &self.set {
-            let mut sets = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
-            sets.retain(|Set(other)| !std::ptr::addr_eq(Retained::as_ptr(other), Retained::as_ptr(set)));
-            drop(sets);
-            queue.removeResidencySet(set);
-            set.endResidency();
-        }
-    }
-}
 
 fn failed(reason: String) -> Error {
     Error::Failed { device: NAME, reason }
@@ -247,7 +177,7 @@ impl AppleGpu {
     /// The default GPU.
     ///
     /// # Errors
-    /// There is no GPU, it is older than Apple's M1, or it lacks the tensor units that the options
+    /// There is no GPU, it or the system is too old, or it lacks the tensor units that the options
     /// demand.
     pub fn new(options: &Options) -> Result<AppleGpu> {
         let unsupported = |what: String| Error::Unsupported {
@@ -256,6 +186,11 @@ impl AppleGpu {
             hint: "it needs a Mac with Apple Silicon, not a virtual machine on one; use --device cpu here"
                 .to_owned(),
         };
+        if !is_system_at_least(OLDEST_SYSTEM) {
+            let hint = "its shaders need macOS 14 or later; use --device cpu here".to_owned();
+            let what = format!("macOS of {}", machine::system());
+            return Err(Error::Unsupported { device: NAME, what, hint });
+        }
         let device = default_device().ok_or_else(|| unsupported("a machine without a GPU".to_owned()))?;
         let families = [
             (10, MTLGPUFamily::Apple10),
@@ -270,11 +205,13 @@ impl AppleGpu {
             None if options.any_family => 0,
             None => return Err(unsupported(format!("the GPU {name}"))),
         };
-        if options.tensors && (family < TENSOR_FAMILY || system_version() < TENSOR_SYSTEM) {
-            let hint = "they came with the M5 and macOS 26; leave --tensors out".to_owned();
+        let has_units = family >= TENSOR_FAMILY && is_system_at_least(TENSOR_SYSTEM);
+        if options.tensors && !has_units && !options.any_family {
+            let hint = "they came with the M5 and macOS 26.2; leave --tensors out".to_owned();
             return Err(Error::Unsupported { device: NAME, what: format!("tensor units on {name}"), hint });
         }
         let queue = device.newCommandQueue().ok_or_else(|| failed("no command queue".to_owned()))?;
+        work_once(&device, &queue);
         let facts = Facts {
             n_cores: crate::cores::registered().unwrap_or_else(|| crate::profile::cores_of(&name)),
             family,
@@ -286,7 +223,7 @@ impl AppleGpu {
             // The unit of memory maps on Apple Silicon.
             page_bytes: 16 << 10,
             max_threadgroup_bytes: device.maxThreadgroupMemoryLength() as u32,
-            has_tensors: options.tensors && system_version() >= TENSOR_SYSTEM,
+            has_tensors: options.tensors,
             is_emulated: false,
             name,
         };
@@ -294,51 +231,41 @@ impl AppleGpu {
             true => MTLLanguageVersion::Version4_0,
             false => MTLLanguageVersion::Version3_1,
         };
-        let cache = options.cache.as_ref();
-        let archive_file = cache.map(|folder| folder.join(archive_name(&facts.name, language)));
+        let file = options.cache.as_ref().map(|folder| folder.join(archive_name(&facts.name, language)));
+        let archive = file.map(|file| Arc::new(Archive::new(&device, file)));
         let fence = match options.encoder {
             EncoderMode::Fenced => Some(device.newFence().ok_or_else(|| failed("no fence".to_owned()))?),
             EncoderMode::Concurrent | EncoderMode::Serial => None,
         };
-        let sets: Arc<Mutex<Vec<Set>>> = Arc::default();
-        let alive = sets.clone();
-        let request = move || {
-            for Set(set) in &*alive.lock().unwrap_or_else(PoisonError::into_inner) {
-                set.requestResidency();
+        let sets = Sets::default();
+        let (alive, grown) = (sets.clone(), archive.clone());
+        let beat = move |idle: Duration| {
+            alive.request();
+            let settled = grown.clone().filter(|archive| idle >= IDLE && archive.is_settled(IDLE));
+            if let Some(archive) = settled {
+                // Compiling for the archive takes longer than a beat. Without a thread, the
+                // pipelines are saved at the end.
+                let save = move || archive.save();
+                drop(std::thread::Builder::new().name("metal-archive".to_owned()).spawn(save));
             }
         };
-        let gpu = AppleGpu {
+        Ok(AppleGpu {
             device,
             queue,
             facts,
             language,
-            archive_file,
+            archive,
             libraries: Libraries::default(),
             compiled: Mutex::default(),
             mode: options.encoder,
             fence,
             sets,
-            heartbeat: Heartbeat::new(heartbeat::PERIOD, heartbeat::PATIENCE, request),
-        };
-        gpu.compiled().archive = gpu.open_archive();
-        Ok(gpu)
+            heartbeat: Heartbeat::new(heartbeat::PERIOD, heartbeat::PATIENCE, beat),
+        })
     }
 
-    fn compiled(&self) -> std::sync::MutexGuard<'_, Compiled> {
+    fn compiled(&self) -> MutexGuard<'_, Compiled> {
         self.compiled.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The archive of the last start, or an empty one. A file that cannot be read is as good as
-    /// none.
-    fn open_archive(&self) -> Option<Object<dyn MTLBinaryArchive>> {
-        let file = self.archive_file.as_ref()?;
-        let open = |url: Option<&NSURL>| {
-            let descriptor = MTLBinaryArchiveDescriptor::new();
-            descriptor.setUrl(url);
-            self.device.newBinaryArchiveWithDescriptor_error(&descriptor).ok()
-        };
-        let kept = file.exists().then(|| open(Some(&url_of(file)))).flatten();
-        kept.or_else(|| open(None))
     }
 
     /// The library of a file, or the compiler's message.
@@ -360,11 +287,17 @@ impl AppleGpu {
                 #[allow(deprecated)]
                 options.setFastMathEnabled(false);
             }
-            let made = self
-                .device
-                .newLibraryWithSource_options_error(&NSString::from_str(&source), Some(&options))
-                .map_err(|error| format!("{file} does not compile: {}", words(&error)))?;
-            Ok(Library(made))
+            let (source, mut said) = (NSString::from_str(&source), None::<Retained<NSError>>);
+            // SAFETY: the types are those of the declaration of the method, whose binding drops the
+            // warnings: it reads the error only if there is no library.
+            let made: Option<Object<dyn MTLLibrary>> = unsafe {
+                msg_send![&*self.device, newLibraryWithSource: &*source, options: &*options, error: &mut said]
+            };
+            let said = said.map(|error| words(&error)).unwrap_or_default();
+            match made {
+                Some(library) => Ok(Library { library, warnings: said }),
+                None => Err(format!("{file} does not compile: {said}")),
+            }
         })
     }
 
@@ -373,13 +306,9 @@ impl AppleGpu {
         MTLCompileOptions::new().respondsToSelector(sel!(setMathMode:))
     }
 
-    fn make_pipeline(
-        &self,
-        kernel: &Kernel,
-        constants: &[(u16, Constant)],
-        threads: u32,
-    ) -> Result<Object<dyn MTLComputePipelineState>> {
-        let Library(library) = self.libraries.get(kernel.file, &|file| self.compile(file)).map_err(failed)?;
+    /// A kernel's function with its constants.
+    fn function(&self, kernel: &Kernel, constants: &[(u16, Constant)]) -> Result<Object<dyn MTLFunction>> {
+        let library = self.libraries.get(kernel.file, &|file| self.compile(file)).map_err(failed)?.library;
         let values = MTLFunctionConstantValues::new();
         for (index, value) in constants {
             // SAFETY: the value outlives the call and is of the type that is named.
@@ -396,50 +325,69 @@ impl AppleGpu {
                 }
             }
         }
-        let refused = |error: Retained<NSError>| {
-            failed(format!("{} of {}: {}", kernel.function, kernel.file, words(&error)))
-        };
         let name = NSString::from_str(&kernel.function);
-        let function = library.newFunctionWithName_constantValues_error(&name, &values).map_err(refused)?;
+        let function = library.newFunctionWithName_constantValues_error(&name, &values);
+        function.map_err(|error| refused(kernel, &error))
+    }
+
+    /// A pipeline for threadgroups of so many threads (0: no limit), and the description of it if
+    /// the archive lacks it.
+    fn state(
+        &self,
+        kernel: &Kernel,
+        function: &ProtocolObject<dyn MTLFunction>,
+        threads: u32,
+    ) -> Result<(State, Option<Retained<MTLComputePipelineDescriptor>>)> {
         let descriptor = MTLComputePipelineDescriptor::new();
-        descriptor.setComputeFunction(Some(&function));
+        descriptor.setComputeFunction(Some(function));
         // The compiler then limits registers so that this many threads fit.
         descriptor.setMaxTotalThreadsPerThreadgroup(threads as usize);
-        let archive = self.compiled().archive.clone();
-        if let Some(archive) = &archive {
-            descriptor.setBinaryArchives(Some(&NSArray::from_slice(&[&**archive])));
+        if let Some(found) = self.archive.as_ref().and_then(|archive| archive.find(&descriptor)) {
+            return Ok((found, None));
         }
-        let make = |option: MTLPipelineOption| {
-            self.device.newComputePipelineStateWithDescriptor_options_reflection_error(
-                &descriptor,
-                option,
-                None,
-            )
-        };
-        // The archive is searched first; a missing pipeline is compiled and added.
-        let found = archive.as_ref().and_then(|_| make(MTLPipelineOption::FailOnBinaryArchiveMiss).ok());
-        let pipeline = match found {
-            Some(pipeline) => pipeline,
-            None => {
-                let pipeline = make(MTLPipelineOption::empty()).map_err(refused)?;
-                if let Some(archive) = &archive {
-                    let mut compiled = self.compiled();
-                    let added = archive.addComputePipelineFunctionsWithDescriptor_error(&descriptor).is_ok();
-                    compiled.grown |= added;
-                }
-                pipeline
-            }
-        };
-        let most = pipeline.maxTotalThreadsPerThreadgroup();
-        if most < threads as usize {
-            return Err(Error::Unsupported {
-                device: NAME,
-                what: format!("a threadgroup of {threads} threads for {}", kernel.function),
-                hint: format!("this GPU runs at most {most} of them; please report it, and use --device cpu"),
-            });
-        }
-        Ok(pipeline)
+        let made = self.device.newComputePipelineStateWithDescriptor_options_reflection_error(
+            &descriptor,
+            MTLPipelineOption::empty(),
+            None,
+        );
+        Ok((made.map_err(|error| refused(kernel, &error))?, Some(descriptor)))
     }
+
+    fn make_pipeline(&self, request: &Request) -> Result<ApplePipeline> {
+        let Request { kernel, constants, .. } = request;
+        let function = self.function(kernel, constants)?;
+        let make = |threads: u32| {
+            let (state, descriptor) = self.state(kernel, &function, threads)?;
+            let most = state.maxTotalThreadsPerThreadgroup() as u32;
+            Ok(((state, descriptor), most))
+        };
+        let ((state, descriptor), fitted) = Fitted::make(request, NAME, make)?;
+        if let (Some(archive), Some(descriptor)) = (&self.archive, descriptor) {
+            archive.add(descriptor);
+        }
+        Ok(ApplePipeline { state, fitted })
+    }
+}
+
+/// Error for a kernel that Metal refuses.
+fn refused(kernel: &Kernel, error: &NSError) -> Error {
+    failed(format!("{} of {}: {}", kernel.function, kernel.file, words(error)))
+}
+
+/// Makes the GPU work once. Otherwise macOS keeps the memory of a residency set after the set is
+/// gone, if the process never used the GPU
+/// ([llama.cpp](https://github.com/ggml-org/llama.cpp/pull/26082)).
+fn work_once(device: &ProtocolObject<dyn MTLDevice>, queue: &ProtocolObject<dyn MTLCommandQueue>) {
+    autoreleasepool(|_| {
+        let buffer = device.newBufferWithLength_options(16, MTLResourceOptions::StorageModeShared);
+        // The command buffer retains its buffer.
+        let (Some(buffer), Some(commands)) = (buffer, queue.commandBuffer()) else { return };
+        if let Some(encoder) = commands.blitCommandEncoder() {
+            encoder.fillBuffer_range_value(&buffer, NSRange::new(0, 16), 0);
+            encoder.endEncoding();
+        }
+        commands.commit();
+    });
 }
 
 /// The GPU of the machine. In a session without a window server there may be no default one, though
@@ -452,15 +400,10 @@ fn default_device() -> Option<Object<dyn MTLDevice>> {
     })
 }
 
-/// The first number of the system's version.
-fn system_version() -> isize {
-    NSProcessInfo::processInfo().operatingSystemVersion().majorVersion
-}
-
 /// Name of the archive of a GPU: other sources, another language or another system have another
 /// file.
 fn archive_name(gpu: &str, language: MTLLanguageVersion) -> String {
-    let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
+    let system = machine::system();
     format!("metal-{}.archive", kernels::fingerprint(&[gpu, &system, &language.0.to_string()]))
 }
 
@@ -468,93 +411,11 @@ fn url_of(file: &Path) -> Retained<NSURL> {
     NSURL::fileURLWithPath(&NSString::from_str(&file.to_string_lossy()))
 }
 
-impl super::Residency<AppleGpu> for AppleResidency {
-    fn add(&mut self, buffer: &AppleBuffer) {
-        if let Some((set, _)) = &self.set {
-            set.addAllocation(ProtocolObject::from_ref(&*buffer.buffer));
-            set.commit();
-            set.requestResidency();
-        }
-    }
-
-    fn remove(&mut self, buffer: &AppleBuffer) {
-        if let Some((set, _)) = &self.set {
-            set.removeAllocation(ProtocolObject::from_ref(&*buffer.buffer));
-            set.commit();
-        }
-    }
-}
-
-impl Encoder<AppleGpu> for AppleEncoder {
-    /// Declares the use of a buffer, even if a residency set keeps it in memory, so that Metal
-    /// tracks its hazards.
-    fn reach(&mut self, buffer: &AppleBuffer) {
-        let Some(encoder) = self.encoder() else { return };
-        let resource: &ProtocolObject<dyn MTLResource> = ProtocolObject::from_ref(&*buffer.buffer);
-        encoder.useResource_usage(resource, MTLResourceUsage::Read | MTLResourceUsage::Write);
-    }
-
-    fn dispatch(&mut self, dispatch: &Dispatch<'_, AppleGpu>, buffers: &[AppleBuffer]) {
-        let size = |[width, height, depth]: [u32; 3]| MTLSize {
-            width: width as usize,
-            height: height as usize,
-            depth: depth as usize,
-        };
-        let Some(encoder) = self.encoder().cloned() else { return };
-        // A step has hundreds of dispatches, most with the buffers of the one before.
-        let pipeline: *const _ = &***dispatch.pipeline;
-        if !std::ptr::addr_eq(self.pipeline, pipeline) {
-            encoder.setComputePipelineState(dispatch.pipeline);
-            self.pipeline = pipeline;
-        }
-        for operand in dispatch.operands {
-            let Some(buffer) = buffers.get(operand.location.buffer as usize) else { continue };
-            let (offset, index) = (dispatch.bytes_of(operand).0 as usize, usize::from(operand.index));
-            let now = Some((operand.location.buffer, offset));
-            let Some(before) = self.bound.get_mut(index).map(|bound| std::mem::replace(bound, now)) else {
-                continue;
-            };
-            match before {
-                _ if before == now => continue,
-                Some((same, _)) if same == operand.location.buffer => {
-                    // SAFETY: as below; the buffer is bound there.
-                    unsafe { encoder.setBufferOffset_atIndex(offset, index) };
-                    continue;
-                }
-                Some(_) | None => {}
-            }
-            // SAFETY: places lie within their buffers, indices are those that the kernel declares.
-            unsafe { encoder.setBuffer_offset_atIndex(Some(&buffer.buffer), offset, index) };
-        }
-        if !dispatch.arguments.is_empty() {
-            let bytes = NonNull::from(dispatch.arguments).cast();
-            // SAFETY: the bytes are copied before the call returns.
-            unsafe { encoder.setBytes_length_atIndex(bytes, dispatch.arguments.len(), 0) };
-        }
-        if dispatch.threadgroup_bytes > 0 && dispatch.threadgroup_bytes != self.threadgroup_bytes {
-            self.threadgroup_bytes = dispatch.threadgroup_bytes;
-            // SAFETY: index 0 is what kernels with threadgroup memory declare.
-            unsafe {
-                encoder.setThreadgroupMemoryLength_atIndex(dispatch.threadgroup_bytes as usize, 0);
-            }
-        }
-        let (groups, threads) = (size(dispatch.threadgroups), size(dispatch.threads));
-        encoder.dispatchThreadgroups_threadsPerThreadgroup(groups, threads);
-    }
-
-    fn barrier(&mut self) {
-        // A serial encoder has one between any two dispatches.
-        if let (Some(encoder), true) = (&self.encoder, self.mode != EncoderMode::Serial) {
-            encoder.memoryBarrierWithScope(MTLBarrierScope::Buffers);
-        }
-    }
-}
-
 impl Gpu for AppleGpu {
     type Facts = Facts;
     type Kernel = Request;
     type Buffer = AppleBuffer;
-    type Pipeline = Arc<Object<dyn MTLComputePipelineState>>;
+    type Pipeline = ApplePipeline;
     type Encoder = AppleEncoder;
     type Ticket = AppleTicket;
     type Residency = AppleResidency;
@@ -601,7 +462,8 @@ impl Gpu for AppleGpu {
         self.libraries.prepare(&files, &|file| self.compile(file));
     }
 
-    fn pipeline(&self, Request { kernel, constants, threads }: &Request) -> Result<Self::Pipeline> {
+    fn pipeline(&self, request: &Request) -> Result<ApplePipeline> {
+        let Request { kernel, constants, threads, .. } = request;
         let bits = |(index, value): &(u16, Constant)| match *value {
             Constant::Bool(v) => (*index, 0, u32::from(v)),
             Constant::UInt(v) => (*index, 1, v),
@@ -613,39 +475,25 @@ impl Gpu for AppleGpu {
         if let Some(pipeline) = self.compiled().pipelines.get(&key) {
             return Ok(pipeline.clone());
         }
-        let pipeline = Arc::new(autoreleasepool(|_| self.make_pipeline(kernel, constants, *threads))?);
-        self.compiled().pipelines.insert(key, pipeline.clone());
+        let pipeline = autoreleasepool(|_| self.make_pipeline(request))?;
+        let mut compiled = self.compiled();
+        compiled.notes.extend(pipeline.fitted.note(request));
+        compiled.pipelines.insert(key, pipeline.clone());
         Ok(pipeline)
     }
 
-    /// A failure only costs the next start its time.
     fn keep_pipelines(&self) {
-        let mut compiled = self.compiled();
-        let (Some(archive), Some(file), true) = (&compiled.archive, &self.archive_file, compiled.grown)
-        else {
-            return;
-        };
-        let folder = file.parent().map_or(Ok(()), std::fs::create_dir_all);
-        let written = folder.is_ok() && archive.serializeToURL_error(&url_of(file)).is_ok();
-        compiled.grown = !written;
+        if let Some(archive) = &self.archive {
+            archive.save();
+        }
     }
 
     /// Needs macOS 15. Before, the system finds the buffers in use at each command buffer.
     fn reside(&self, buffers: &[AppleBuffer]) -> AppleResidency {
-        if !self.device.respondsToSelector(sel!(newResidencySetWithDescriptor:error:)) {
-            return AppleResidency { set: None, sets: self.sets.clone() };
-        }
-        let made = self.device.newResidencySetWithDescriptor_error(&MTLResidencySetDescriptor::new());
-        let Ok(set) = made else { return AppleResidency { set: None, sets: self.sets.clone() } };
-        for buffer in buffers {
-            let allocation: &ProtocolObject<dyn MTLAllocation> = ProtocolObject::from_ref(&*buffer.buffer);
-            set.addAllocation(allocation);
-        }
-        set.commit();
-        set.requestResidency();
-        self.queue.addResidencySet(&set);
-        self.sets.lock().unwrap_or_else(PoisonError::into_inner).push(Set(set.clone()));
-        AppleResidency { set: Some((set, self.queue.clone())), sets: self.sets.clone() }
+        let has_sets = self.device.respondsToSelector(sel!(newResidencySetWithDescriptor:error:));
+        let make = || self.device.newResidencySetWithDescriptor_error(&MTLResidencySetDescriptor::new()).ok();
+        let set = if has_sets { make() } else { None };
+        self.sets.reside(set, &self.queue, buffers)
     }
 
     fn submit(&self, encode: &mut dyn FnMut(&mut AppleEncoder)) -> Result<AppleTicket> {
@@ -653,34 +501,14 @@ impl Gpu for AppleGpu {
             let refused = || failed("no command buffer; the GPU may be lost, start again".to_owned());
             let commands = self.queue.commandBufferWithUnretainedReferences().ok_or_else(refused)?;
             self.heartbeat.used();
-            let mut encoder = AppleEncoder {
-                commands: commands.clone(),
-                mode: self.mode,
-                fence: self.fence.clone(),
-                encoder: None,
-                refused: false,
-                bound: [None; 31],
-                pipeline: std::ptr::null(),
-                threadgroup_bytes: 0,
-            };
+            let mut encoder = AppleEncoder::new(commands, self.mode, self.fence.clone());
             encode(&mut encoder);
-            encoder.end();
-            if encoder.refused {
-                return Err(refused());
-            }
-            commands.commit();
-            Ok(AppleTicket { commands })
+            encoder.commit().ok_or_else(refused)
         })
     }
 
     fn wait(&self, ticket: &AppleTicket) -> Result<f64> {
-        autoreleasepool(|_| {
-            ticket.commands.waitUntilCompleted();
-            match ticket.commands.error() {
-                None => Ok((ticket.commands.GPUEndTime() - ticket.commands.GPUStartTime()).max(0.0)),
-                Some(error) => Err(fault(&error)),
-            }
-        })
+        autoreleasepool(|_| ticket.wait())
     }
 }
 
@@ -697,37 +525,30 @@ impl MetalGpu for AppleGpu {
     }
 
     fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String> {
-        let Library(library) = self.libraries.get(file, &|file| self.compile(file))?;
+        let Library { library, .. } = self.libraries.get(file, &|file| self.compile(file))?;
         Ok(library.functionNames().iter().map(|name| name.to_string()).collect())
     }
 
-    fn made(&self) -> Vec<(String, u32, u32)> {
-        let compiled = self.compiled();
-        let limits = |((kernel, ..), pipeline): (&PipelineKey, &Self::Pipeline)| {
-            let most = pipeline.maxTotalThreadsPerThreadgroup() as u32;
-            (kernel.function.clone(), most, pipeline.staticThreadgroupMemoryLength() as u32)
-        };
-        compiled.pipelines.iter().map(limits).collect()
+    fn warnings(&self, file: &'static str) -> String {
+        let compiled = self.libraries.get(file, &|file| self.compile(file));
+        compiled.map(|library| library.warnings).unwrap_or_default()
     }
-}
 
-/// Error for a failed command buffer, with its meaning and what to do.
-fn fault(error: &NSError) -> Error {
-    let advice = match MTLCommandBufferError(error.code() as usize) {
-        MTLCommandBufferError::OutOfMemory => {
-            "memory ran out; close other programs, or use a smaller context (--ctx) or KV type (--kv-type)"
-        }
-        MTLCommandBufferError::Timeout => {
-            "it took longer than the system allows; use a smaller --chunk, and see whether something else uses the GPU"
-        }
-        MTLCommandBufferError::PageFault | MTLCommandBufferError::InvalidResource => {
-            "a kernel left its memory, which is a defect of Ingle: please report it with `ingle metal-selftest`"
-        }
-        MTLCommandBufferError::AccessRevoked | MTLCommandBufferError::NotPermitted => {
-            "the system does not let this process use the GPU; run it in the foreground of a logged-in session"
-        }
-        MTLCommandBufferError::DeviceRemoved => "the GPU is gone; start again",
-        _ => "the step can be tried again; if it fails twice, start again or use --device cpu",
-    };
-    failed(format!("{} (code {}): {advice}", words(error), error.code()))
+    fn unlimited(&self, Request { kernel, constants, .. }: &Request) -> Result<Option<Unlimited>> {
+        autoreleasepool(|_| {
+            let (state, _) = self.state(kernel, &*self.function(kernel, constants)?, 0)?;
+            Ok(Some(Unlimited {
+                max_threads: state.maxTotalThreadsPerThreadgroup() as u32,
+                threadgroup_bytes: state.staticThreadgroupMemoryLength() as u32,
+            }))
+        })
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.compiled().notes.iter().cloned().collect()
+    }
+
+    fn about(&self) -> Vec<(&'static str, String)> {
+        machine::about(&self.device)
+    }
 }

@@ -7,17 +7,20 @@
 //! overwrites memory that a step in flight still reads, the results differ. What faults is an error
 //! of the step.
 
-use super::{Common, Constant, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH};
+use super::{
+    Common, Constant, Dispatch, Encoder, Facts, Fitted, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH, Unlimited,
+};
 use crate::kernels::{self, Kernel};
 use device::{Error, Result};
 use device_gpu::at_once::Libraries;
+use device_gpu::step_cost::MOST_OPS;
 use device_lower::table::{Location, Operand};
 use metal_emulator as emulator;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use weights::Bytes;
 
 /// The name on the command line.
@@ -39,13 +42,23 @@ pub struct Options {
     pub threads: usize,
     /// True if bytes are counted.
     pub counting: bool,
+    /// True to compile as Metal 4, with tensors.
+    pub tensors: bool,
     /// Differences of arithmetic from IEEE's that Metal allows.
     pub numerics: emulator::Numerics,
-    /// A file of kernels, and the source that it has instead of its own: to see a defect found.
-    pub replaced: Option<(&'static str, String)>,
+    /// Files of kernels, and the sources that they have instead of their own: to see defects found.
+    pub replaced: Vec<(&'static str, String)>,
+    /// Returns the most threads of a threadgroup that the GPU allows a kernel, to see that kernels
+    /// run with fewer.
+    pub most_threads: fn(&Request) -> u32,
+    /// Operations that a command buffer has at most, by estimate.
+    pub most_ops: u64,
     /// A sanitizer, and the files whose kernels run under it: they run in a process of their own,
     /// without counts and without limits of bindings.
     pub sanitized: Option<(emulator::Sanitizer, IsOf)>,
+    /// Longest time of a command buffer on an M1 with 8 cores, estimated from counted work: macOS
+    /// ends longer ones. `None` allows any.
+    pub watchdog: Option<Duration>,
 }
 
 impl Options {
@@ -57,9 +70,13 @@ impl Options {
             order: emulator::LaneOrder::Forward,
             threads: 1,
             counting: false,
+            tensors: false,
             numerics: emulator::Numerics::default(),
-            replaced: None,
+            replaced: vec![],
+            most_ops: MOST_OPS,
+            most_threads: |_| emulator::MAX_THREADS_PER_THREADGROUP,
             sanitized: None,
+            watchdog: Some(Duration::from_secs(2)),
         }
     }
 }
@@ -87,7 +104,10 @@ impl super::Buffer for EmulatedBuffer {
 /// A pipeline, compiled and loaded when it first runs: tables have one for every number of rows,
 /// and tests run few of them.
 #[derive(Clone)]
-pub struct EmulatedPipeline(Arc<Lazy>);
+pub struct EmulatedPipeline {
+    lazy: Arc<Lazy>,
+    fitted: Fitted,
+}
 
 /// The parts of a pipeline, and the pipeline itself after its first use.
 struct Lazy {
@@ -99,7 +119,7 @@ struct Lazy {
 
 impl EmulatedPipeline {
     fn load(&self) -> Result<&emulator::Pipeline> {
-        let Lazy { shaders, kernel, constants, loaded } = self.0.as_ref();
+        let Lazy { shaders, kernel, constants, loaded } = self.lazy.as_ref();
         let load = || {
             let library = shaders.library(kernel).map_err(|error| error.to_string())?;
             library.pipeline(&kernel.function, constants).map_err(|error| error.to_string())
@@ -119,6 +139,8 @@ pub struct Traced {
     pub threadgroups: [u32; 3],
     /// True if a barrier precedes it.
     pub after_barrier: bool,
+    /// True if it is the first of its command buffer.
+    pub is_first: bool,
     /// Memory accesses and operations of the dispatch.
     pub counters: emulator::Counters,
 }
@@ -129,8 +151,8 @@ type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
 /// The compiler and the libraries that it compiled.
 struct Shaders {
     compiler: emulator::Compiler,
-    /// A file whose source replaces the built-in one.
-    replaced: Option<(&'static str, String)>,
+    /// Files whose sources replace the built-in ones.
+    replaced: Vec<(&'static str, String)>,
     /// Compiler for the files that run under a sanitizer.
     sanitizing: Option<(emulator::Compiler, IsOf)>,
     libraries: Libraries<emulator::Library>,
@@ -157,9 +179,9 @@ impl Shaders {
         function: Option<&str>,
     ) -> std::result::Result<emulator::Library, String> {
         let kernel = Kernel::of(file);
-        let source = match &self.replaced {
-            Some((path, source)) if *path == file => source.as_str(),
-            Some(_) | None => kernel.text().ok_or_else(|| format!("no shader file {file}"))?,
+        let source = match self.replaced.iter().find(|(path, _)| *path == file) {
+            Some((_, source)) => source.as_str(),
+            None => kernel.text().ok_or_else(|| format!("no shader file {file}"))?,
         };
         let compiler = match &self.sanitizing {
             Some((compiler, is_sanitized)) if is_sanitized(file) => compiler,
@@ -179,7 +201,11 @@ pub struct EmulatedGpu {
     facts: Facts,
     order: emulator::LaneOrder,
     run: emulator::RunOptions,
-    pipelines: Mutex<HashMap<PipelineKey, EmulatedPipeline>>,
+    watchdog: Option<Duration>,
+    pipelines: Mutex<HashMap<PipelineKey, Arc<Lazy>>>,
+    most_threads: fn(&Request) -> u32,
+    most_ops: u64,
+    notes: Mutex<BTreeSet<String>>,
     /// Traces of dispatches; `None`: tracing is off.
     trace: Arc<Mutex<Option<Vec<Traced>>>>,
     /// Submitted work that has not run yet.
@@ -195,7 +221,8 @@ struct Waiting {
     /// The binding, the address of its buffer.
     bindings: Vec<(Operand, *const EmulatedBuffer)>,
     arguments: Vec<u8>,
-    threadgroup_bytes: u32,
+    /// Length of threadgroup memory that the encoder has, whether the kernel uses it or not.
+    threadgroup_length: u32,
     threadgroups: [u32; 3],
     threads: [u32; 3],
 }
@@ -216,6 +243,8 @@ pub struct EmulatedEncoder {
     reached: Vec<Reached>,
     groups: Vec<Vec<Waiting>>,
     group: Vec<Waiting>,
+    /// Length of threadgroup memory at index 0, which stays from one dispatch to the next.
+    threadgroup_length: u32,
 }
 
 /// Work on its way.
@@ -224,6 +253,7 @@ struct Work {
     groups: Vec<Vec<Waiting>>,
     order: emulator::LaneOrder,
     run: emulator::RunOptions,
+    watchdog: Option<Duration>,
     trace: Arc<Mutex<Option<Vec<Traced>>>>,
 }
 
@@ -279,7 +309,11 @@ impl EmulatedGpu {
         let compiler = |sanitizer: emulator::Sanitizer| {
             let mut settings = emulator::Options::new(&options.cache);
             (settings.counting, settings.sanitizer) = (options.counting, sanitizer);
-            settings.numerics = options.numerics;
+            (settings.numerics, settings.tensors) = (options.numerics, options.tensors);
+            settings.watchdog = options.watchdog;
+            if options.tensors {
+                settings.defines.push(("WITH_TENSORS".to_owned(), "1".to_owned()));
+            }
             emulator::Compiler::new(settings).map_err(|error| Error::Unsupported {
                 device: NAME,
                 what: "running shaders on this machine".to_owned(),
@@ -303,19 +337,33 @@ impl EmulatedGpu {
             // The system's own: a map begins at such a page.
             page_bytes: 4 << 10,
             max_threadgroup_bytes: emulator::MAX_THREADGROUP_MEMORY,
-            has_tensors: false,
+            has_tensors: options.tensors,
             is_emulated: true,
         };
         let run = emulator::RunOptions { order: options.order, threads: options.threads.max(1) };
-        let order = options.order;
+        let (order, watchdog) = (options.order, options.watchdog);
         let shaders = Arc::new(Shaders {
             compiler,
             replaced: options.replaced.clone(),
             sanitizing,
             libraries: Libraries::default(),
         });
-        let (pipelines, trace, queue) = (Mutex::default(), Arc::default(), Arc::default());
-        Ok(EmulatedGpu { shaders, facts, order, run, pipelines, trace, queue })
+        let (pipelines, notes) = (Mutex::default(), Mutex::default());
+        let (trace, queue) = (Arc::default(), Arc::default());
+        let (most_threads, most_ops) = (options.most_threads, options.most_ops);
+        Ok(EmulatedGpu {
+            shaders,
+            facts,
+            order,
+            run,
+            watchdog,
+            pipelines,
+            most_threads,
+            most_ops,
+            notes,
+            trace,
+            queue,
+        })
     }
 
     /// Record the work of every dispatch from now on.
@@ -328,162 +376,8 @@ impl EmulatedGpu {
         lock(&self.trace).take().unwrap_or_default()
     }
 
-    /// Check a file of shaders with real address spaces.
-    ///
-    /// # Errors
-    /// In clang's words.
-    pub fn check_strict(&self, file: &str) -> Result<()> {
-        let text = Kernel { file: file_of(file), function: String::new() };
-        let source = text.text().ok_or_else(|| failed(&format!("no shader file {file}")))?;
-        self.shaders.compiler.check_strict(file, source, kernels::HEADERS).map_err(|error| failed(&error))
-    }
-}
-
-/// The path as it is listed.
-fn file_of(file: &str) -> &'static str {
-    kernels::FILES.iter().map(|(path, _)| *path).find(|path| *path == file).unwrap_or("")
-}
-
-impl Work {
-    /// Run all groups up to the first fault, which is given in words, or the seconds.
-    fn run(self) -> std::result::Result<f64, String> {
-        let begun = Instant::now();
-        // SAFETY: as in `dispatch`.
-        let reached = self.reached.iter().map(|Reached(buffer)| unsafe { &(**buffer).buffer });
-        let resources: Vec<_> = reached.map(emulator::Resource::write).collect();
-        for (index, group) in self.groups.iter().enumerate() {
-            for (place, waiting) in self.in_order(group).into_iter().enumerate() {
-                self.dispatch(waiting, &resources, index > 0 && place == 0).map_err(|error| match error {
-                    Error::Failed { reason, .. } => reason,
-                    error => error.to_string(),
-                })?;
-            }
-        }
-        Ok(begun.elapsed().as_secs_f64())
-    }
-
-    /// The dispatches of a group in the order that was chosen.
-    fn in_order<'g>(&self, group: &'g [Waiting]) -> Vec<&'g Waiting> {
-        let mut group: Vec<&Waiting> = group.iter().collect();
-        match self.order {
-            emulator::LaneOrder::Forward | emulator::LaneOrder::Random(0) => {}
-            emulator::LaneOrder::Reverse => group.reverse(),
-            emulator::LaneOrder::Random(seed) => {
-                let n = group.len();
-                (1..n).for_each(|i| group.swap(i, (seed as usize).wrapping_mul(2 * i + 1) % (i + 1)));
-            }
-        }
-        group
-    }
-
-    fn dispatch(
-        &self,
-        waiting: &Waiting,
-        resources: &[emulator::Resource],
-        after_barrier: bool,
-    ) -> Result<()> {
-        let pipeline = waiting.pipeline.load()?;
-        let bindings: Vec<emulator::Binding> = waiting
-            .bindings
-            .iter()
-            .map(|(binding, buffer)| {
-                // SAFETY: the program's buffers live until the ticket is dropped, and the drop runs
-                // the rest of its submission.
-                let buffer = unsafe { &(**buffer).buffer };
-                let bound = emulator::Binding::new(u32::from(binding.index), buffer);
-                let bound = bound.at(binding.location.offset as usize);
-                if binding.len > 0 { bound.limit(binding.len as usize) } else { bound }
-            })
-            .collect();
-        let bytes = [(0, waiting.arguments.as_slice())];
-        let threadgroup = [(0, waiting.threadgroup_bytes)];
-        let dispatch = emulator::Dispatch {
-            pipeline,
-            buffers: &bindings,
-            resources,
-            bytes: if waiting.arguments.is_empty() { &[] } else { &bytes },
-            threadgroup_memory: if waiting.threadgroup_bytes == 0 { &[] } else { &threadgroup },
-            threadgroups: waiting.threadgroups,
-            threads_per_threadgroup: waiting.threads,
-        };
-        let counters = dispatch.run(&self.run).map_err(|fault| failed(&fault))?;
-        if let Some(trace) = lock(&self.trace).as_mut() {
-            let Kernel { file, function } = waiting.pipeline.0.kernel.clone();
-            let threadgroups = waiting.threadgroups;
-            trace.push(Traced { file, function, threadgroups, after_barrier, counters });
-        }
-        Ok(())
-    }
-}
-
-impl super::Residency<EmulatedGpu> for () {
-    fn add(&mut self, _buffer: &EmulatedBuffer) {}
-
-    fn remove(&mut self, _buffer: &EmulatedBuffer) {}
-}
-
-impl Encoder<EmulatedGpu> for EmulatedEncoder {
-    fn reach(&mut self, buffer: &EmulatedBuffer) {
-        self.reached.push(Reached(buffer));
-    }
-
-    fn dispatch(&mut self, dispatch: &Dispatch<'_, EmulatedGpu>, buffers: &[EmulatedBuffer]) {
-        let bound = |operand: &Operand| {
-            let (offset, len) = dispatch.bytes_of(operand);
-            let location = Location { offset, ..operand.location };
-            let buffer = buffers.get(location.buffer as usize)?;
-            Some((Operand { location, len, ..*operand }, &raw const *buffer))
-        };
-        self.group.push(Waiting {
-            pipeline: dispatch.pipeline.clone(),
-            bindings: dispatch.operands.iter().filter_map(bound).collect(),
-            arguments: dispatch.arguments.to_vec(),
-            threadgroup_bytes: dispatch.threadgroup_bytes,
-            threadgroups: dispatch.threadgroups,
-            threads: dispatch.threads,
-        });
-    }
-
-    fn barrier(&mut self) {
-        self.groups.push(std::mem::take(&mut self.group));
-    }
-}
-
-impl Gpu for EmulatedGpu {
-    type Facts = Facts;
-    type Kernel = Request;
-    type Buffer = EmulatedBuffer;
-    type Pipeline = EmulatedPipeline;
-    type Encoder = EmulatedEncoder;
-    type Ticket = EmulatedTicket;
-    type Residency = ();
-
-    const NAME: &'static str = NAME;
-
-    fn facts(&self) -> &Facts {
-        &self.facts
-    }
-
-    fn allocate(&self, _memory: Memory, what: &str, bytes: usize) -> Result<EmulatedBuffer> {
-        let buffer = emulator::Buffer::new(bytes).map_err(|_| Error::OutOfMemory {
-            device: NAME,
-            what: what.to_owned(),
-            bytes: bytes as u64,
-        })?;
-        Ok(EmulatedBuffer { buffer, _bytes: None })
-    }
-
-    fn view(&self, bytes: &Bytes) -> Option<EmulatedBuffer> {
-        let start = NonNull::new(bytes.as_ptr().cast_mut())?;
-        // SAFETY: the bytes are kept beside the buffer; kernels that write to it fault.
-        let buffer = unsafe { emulator::Buffer::borrowed(start, bytes.len(), false) };
-        Some(EmulatedBuffer { buffer, _bytes: Some(bytes.clone()) })
-    }
-
-    /// Does nothing, since each file is compiled when it first runs.
-    fn prepare(&self, _kernels: &[&Request]) {}
-
-    fn pipeline(&self, Request { kernel, constants, .. }: &Request) -> Result<EmulatedPipeline> {
+    /// A pipeline for any number of threads.
+    fn lazy(&self, Request { kernel, constants, .. }: &Request) -> Result<Arc<Lazy>> {
         let bits = |(index, value): &(u16, Constant)| match *value {
             Constant::Bool(v) => (*index, 0, u32::from(v)),
             Constant::UInt(v) => (*index, 1, v),
@@ -511,10 +405,198 @@ impl Gpu for EmulatedGpu {
             })
             .collect();
         let (shaders, kernel) = (self.shaders.clone(), kernel.clone());
-        let pipeline =
-            EmulatedPipeline(Arc::new(Lazy { shaders, kernel, constants, loaded: OnceLock::new() }));
+        let pipeline = Arc::new(Lazy { shaders, kernel, constants, loaded: OnceLock::new() });
         pipelines.insert(key, pipeline.clone());
         Ok(pipeline)
+    }
+
+    /// Check a file of shaders with real address spaces.
+    ///
+    /// # Errors
+    /// In clang's words.
+    pub fn check_strict(&self, file: &str) -> Result<()> {
+        let text = Kernel { file: file_of(file), function: String::new() };
+        let source = text.text().ok_or_else(|| failed(&format!("no shader file {file}")))?;
+        self.shaders.compiler.check_strict(file, source, kernels::HEADERS).map_err(|error| failed(&error))
+    }
+}
+
+/// The path as it is listed.
+fn file_of(file: &str) -> &'static str {
+    kernels::FILES.iter().map(|(path, _)| *path).find(|path| *path == file).unwrap_or("")
+}
+
+impl Work {
+    /// Run all groups up to the first fault, which is given in words, or the seconds.
+    fn run(self) -> std::result::Result<f64, String> {
+        let begun = Instant::now();
+        let mut seconds = 0.0;
+        // SAFETY: as in `dispatch`.
+        let reached = self.reached.iter().map(|Reached(buffer)| unsafe { &(**buffer).buffer });
+        let resources: Vec<_> = reached.map(emulator::Resource::write).collect();
+        let mut is_first = true;
+        for (index, group) in self.groups.iter().enumerate() {
+            for (place, waiting) in self.in_order(group).into_iter().enumerate() {
+                let after_barrier = index > 0 && place == 0;
+                let done = self.dispatch(waiting, &resources, after_barrier, is_first);
+                seconds += done.map_err(|error| match error {
+                    Error::Failed { reason, .. } => reason,
+                    error => error.to_string(),
+                })?;
+                if self.watchdog.is_some_and(|most| seconds > most.as_secs_f64()) {
+                    let function = &waiting.pipeline.lazy.kernel.function;
+                    return Err(format!(
+                        "watchdog: a command buffer of at least {seconds:.1} s on an M1 with 8 cores, \
+                         up to {function}; macOS ends it"
+                    ));
+                }
+                is_first = false;
+            }
+        }
+        Ok(begun.elapsed().as_secs_f64())
+    }
+
+    /// The dispatches of a group in the order that was chosen.
+    fn in_order<'g>(&self, group: &'g [Waiting]) -> Vec<&'g Waiting> {
+        let mut group: Vec<&Waiting> = group.iter().collect();
+        match self.order {
+            emulator::LaneOrder::Forward | emulator::LaneOrder::Random(0) => {}
+            emulator::LaneOrder::Reverse => group.reverse(),
+            emulator::LaneOrder::Random(seed) => {
+                let n = group.len();
+                (1..n).for_each(|i| group.swap(i, (seed as usize).wrapping_mul(2 * i + 1) % (i + 1)));
+            }
+        }
+        group
+    }
+
+    /// Runs a dispatch. Returns the seconds that a slow GPU needs at least.
+    fn dispatch(
+        &self,
+        waiting: &Waiting,
+        resources: &[emulator::Resource],
+        after_barrier: bool,
+        is_first: bool,
+    ) -> Result<f64> {
+        let pipeline = waiting.pipeline.load()?;
+        let bindings: Vec<emulator::Binding> = waiting
+            .bindings
+            .iter()
+            .map(|(binding, buffer)| {
+                // SAFETY: the program's buffers live until the ticket is dropped, and the drop runs
+                // the rest of its submission.
+                let buffer = unsafe { &(**buffer).buffer };
+                let bound = emulator::Binding::new(u32::from(binding.index), buffer);
+                let bound = bound.at(binding.location.offset as usize);
+                if binding.len > 0 { bound.limit(binding.len as usize) } else { bound }
+            })
+            .collect();
+        let bytes = [(0, waiting.arguments.as_slice())];
+        let dispatch = emulator::Dispatch {
+            pipeline,
+            buffers: &bindings,
+            resources,
+            bytes: if waiting.arguments.is_empty() { &[] } else { &bytes },
+            threadgroup_memory: &[(0, waiting.threadgroup_length)],
+            threadgroups: waiting.threadgroups,
+            threads_per_threadgroup: waiting.threads,
+        };
+        let counters = dispatch.run(&self.run).map_err(|fault| {
+            let is_memory = matches!(fault.kind, emulator::FaultKind::TooMuchThreadgroupMemory { .. });
+            let length = format!("; {} of them by the encoder's length", waiting.threadgroup_length);
+            failed(&format!("{fault}{}", if is_memory { length.as_str() } else { "" }))
+        })?;
+        let seconds = counters.seconds();
+        if let Some(trace) = lock(&self.trace).as_mut() {
+            let Kernel { file, function } = waiting.pipeline.lazy.kernel.clone();
+            let threadgroups = waiting.threadgroups;
+            trace.push(Traced { file, function, threadgroups, after_barrier, is_first, counters });
+        }
+        Ok(seconds)
+    }
+}
+
+impl super::Residency<EmulatedGpu> for () {
+    fn add(&mut self, _buffer: &EmulatedBuffer) {}
+
+    fn remove(&mut self, _buffer: &EmulatedBuffer) {}
+}
+
+impl Encoder<EmulatedGpu> for EmulatedEncoder {
+    fn reach(&mut self, buffer: &EmulatedBuffer) {
+        self.reached.push(Reached(buffer));
+    }
+
+    fn dispatch(&mut self, dispatch: &Dispatch<'_, EmulatedGpu>, buffers: &[EmulatedBuffer]) {
+        let bound = |operand: &Operand| {
+            let (offset, len) = dispatch.bytes_of(operand);
+            let location = Location { offset, ..operand.location };
+            let buffer = buffers.get(location.buffer as usize)?;
+            Some((Operand { location, len, ..*operand }, &raw const *buffer))
+        };
+        let (threadgroups, threads) = dispatch.pipeline.fitted.grid(dispatch.threadgroups, dispatch.threads);
+        let set = super::threadgroup_length(self.threadgroup_length, dispatch.threadgroup_bytes);
+        self.threadgroup_length = set.unwrap_or(self.threadgroup_length);
+        self.group.push(Waiting {
+            pipeline: dispatch.pipeline.clone(),
+            bindings: dispatch.operands.iter().filter_map(bound).collect(),
+            arguments: dispatch.arguments.to_vec(),
+            threadgroup_length: self.threadgroup_length,
+            threadgroups,
+            threads,
+        });
+    }
+
+    fn barrier(&mut self) {
+        self.groups.push(std::mem::take(&mut self.group));
+    }
+}
+
+impl Gpu for EmulatedGpu {
+    type Facts = Facts;
+    type Kernel = Request;
+    type Buffer = EmulatedBuffer;
+    type Pipeline = EmulatedPipeline;
+    type Encoder = EmulatedEncoder;
+    type Ticket = EmulatedTicket;
+    type Residency = ();
+
+    const NAME: &'static str = NAME;
+
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn most_ops(&self) -> u64 {
+        self.most_ops
+    }
+
+    fn allocate(&self, _memory: Memory, what: &str, bytes: usize) -> Result<EmulatedBuffer> {
+        let buffer = emulator::Buffer::new(bytes).map_err(|_| Error::OutOfMemory {
+            device: NAME,
+            what: what.to_owned(),
+            bytes: bytes as u64,
+        })?;
+        Ok(EmulatedBuffer { buffer, _bytes: None })
+    }
+
+    fn view(&self, bytes: &Bytes) -> Option<EmulatedBuffer> {
+        let start = NonNull::new(bytes.as_ptr().cast_mut())?;
+        // SAFETY: the bytes are kept beside the buffer; kernels that write to it fault.
+        let buffer = unsafe { emulator::Buffer::borrowed(start, bytes.len(), false) };
+        Some(EmulatedBuffer { buffer, _bytes: Some(bytes.clone()) })
+    }
+
+    /// Does nothing, since each file is compiled when it first runs.
+    fn prepare(&self, _kernels: &[&Request]) {}
+
+    fn pipeline(&self, request: &Request) -> Result<EmulatedPipeline> {
+        let most = (self.most_threads)(request);
+        let (lazy, fitted) = Fitted::make(request, NAME, |_| Ok((self.lazy(request)?, most)))?;
+        if let Some(note) = fitted.note(request) {
+            lock(&self.notes).insert(note);
+        }
+        Ok(EmulatedPipeline { lazy, fitted })
     }
 
     /// The compiler's cache has them.
@@ -527,7 +609,8 @@ impl Gpu for EmulatedGpu {
         encode(&mut encoder);
         encoder.barrier();
         let EmulatedEncoder { reached, groups, .. } = encoder;
-        let work = Work { reached, groups, order: self.order, run: self.run, trace: self.trace.clone() };
+        let (order, run, watchdog) = (self.order, self.run, self.watchdog);
+        let work = Work { reached, groups, order, run, watchdog, trace: self.trace.clone() };
         let submitted = Arc::new(Submitted { work: Mutex::new(Some(work)), ended: OnceLock::new() });
         lock(&self.queue).push_back(submitted.clone());
         Ok(EmulatedTicket { submitted, queue: self.queue.clone() })
@@ -554,9 +637,11 @@ impl MetalGpu for EmulatedGpu {
         Ok(library.functions().iter().map(|function| function.name.clone()).collect())
     }
 
-    fn made(&self) -> Vec<(String, u32, u32)> {
-        let pipelines = lock(&self.pipelines);
-        let most = |kernel: &Kernel| (kernel.function.clone(), self.facts.max_threads, 0);
-        pipelines.keys().map(|(kernel, _)| most(kernel)).collect()
+    fn unlimited(&self, _request: &Request) -> Result<Option<Unlimited>> {
+        Ok(None)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        lock(&self.notes).iter().cloned().collect()
     }
 }

@@ -29,9 +29,14 @@ fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
 }
 
 impl Heartbeat {
-    /// Call `beat` every `period`, until so long after the last [`Self::used`]; then again from the
-    /// next one on. If no thread can be started, `beat` is never called.
-    pub fn new(period: Duration, patience: Duration, mut beat: impl FnMut() + Send + 'static) -> Heartbeat {
+    /// Calls `beat` every `period` with the time since the last [`Self::used`], until that time is
+    /// longer than `patience`; then again from the next use on. If no thread can be started, `beat`
+    /// is never called.
+    pub fn new(
+        period: Duration,
+        patience: Duration,
+        mut beat: impl FnMut(Duration) + Send + 'static,
+    ) -> Heartbeat {
         let shared =
             Arc::new((Mutex::new(State { last_used: Instant::now(), ended: false }), Condvar::new()));
         let seen = shared.clone();
@@ -44,8 +49,9 @@ impl Heartbeat {
                     let (after, timeout) =
                         changed.wait_timeout(guard, period).unwrap_or_else(PoisonError::into_inner);
                     if timeout.timed_out() && !after.ended {
+                        let idle = after.last_used.elapsed();
                         drop(after);
-                        beat();
+                        beat(idle);
                         lock(state)
                     } else {
                         after
@@ -89,10 +95,12 @@ mod tests {
 
     #[test]
     fn it_beats_while_idle_stops_and_goes_on() {
-        let n = Arc::new(AtomicUsize::new(0));
-        let count = n.clone();
-        let beats = move || {
+        let (n, longest) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Duration::ZERO)));
+        let (count, seen) = (n.clone(), longest.clone());
+        let beats = move |idle: Duration| {
             count.fetch_add(1, Ordering::SeqCst);
+            let mut longest = seen.lock().unwrap();
+            *longest = idle.max(*longest);
         };
         let heartbeat = Heartbeat::new(Duration::from_millis(2), Duration::from_millis(120), beats);
         let wait_for = |condition: &dyn Fn(usize) -> bool| {
@@ -107,6 +115,8 @@ mod tests {
         let asleep = n.load(Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(60));
         assert_eq!(n.load(Ordering::SeqCst), asleep, "patience is over");
+        let longest = *longest.lock().unwrap();
+        assert!(longest > Duration::from_millis(10), "idle for {longest:?}");
         heartbeat.used();
         wait_for(&|n| n > asleep);
         drop(heartbeat);

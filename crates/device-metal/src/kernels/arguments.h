@@ -37,8 +37,16 @@ struct NormArguments {
 struct TurnArguments {
     uint n_heads;
     uint n_dims; // columns of a head that RoPE rotates
-    float scale; // factor on cosine and sine
     float eps;   // of the norm before RoPE
+    uint reserved;
+};
+
+// A pair of columns in a table of cosines and sines (turns.h).
+struct TurnPair {
+    float frequency; // radians per position
+    float scale;     // factor on cosine and sine
+    uint first;      // index of row 0's entry among the entries of all tables
+    uint stride;     // entries from a row to the next
 };
 
 // Arguments of rope.

@@ -20,7 +20,6 @@
 #define FC_BESTS 15       // bool: argmax searches the largest logits of parts of the row
 #define FC_V_NORM 16      // bool: value heads are normalised
 #define FC_WHOLE_ROWS 17  // bool: one norm spans all query heads of a row, one all key heads
-#define FC_ROUTES 18      // bool: expert_groups also chooses the experts
 #define FC_KEY_BIAS 19    // bool: keys are stored without their bias, see key_bias.h
 #define FC_SIGMOID 25     // bool: scores of experts are sigmoids, not a softmax
 #define FC_GROUPS 26      // bool: experts are chosen in groups

@@ -9,12 +9,12 @@
 // Buffers: 0 QkRopeKvArguments, 1 step, 2 q (tokens, q.n_heads * head_dim), 3 k (tokens, n_kv_heads
 // * head_dim), 4 v (like k), 5 q_out (like q; may be q), 6 positions (tokens), 7 row_spans
 // (tokens), 8 page_tables, 10 norm weight of q (head_dim; with FC_WHOLE_ROWS of all heads), 11 of
-// k, 12 frequencies of q, 13 of k, 14 k_out (like k), 15 the layer's bias of keys (key_bias.h).
-// Buffers that the constants leave unused may be bound to anything. Constants: FC_KV_TYPE,
-// FC_Q_NORM, FC_K_NORM, FC_Q_WEIGHT, FC_K_WEIGHT, FC_Q_ROPE, FC_K_ROPE, FC_K_OUT, FC_V_NORM,
-// FC_WHOLE_ROWS, FC_KEY_BIAS. Threadgroup memory: 0 head_dim floats, rounded up to 16 bytes. Grid:
-// (heads, tokens) threadgroups of 32; heads is q.n_heads + 2 * n_kv_heads, or q.n_heads +
-// n_kv_heads if values are keys, or q.n_heads alone.
+// k, 12 turns of q (tokens, n_dims / 2) float2 (turns.h), 13 of k, 14 k_out (like k), 15 the
+// layer's bias of keys (key_bias.h). Buffers that the constants leave unused may be bound to
+// anything. Constants: FC_KV_TYPE, FC_Q_NORM, FC_K_NORM, FC_Q_WEIGHT, FC_K_WEIGHT, FC_Q_ROPE,
+// FC_K_ROPE, FC_K_OUT, FC_V_NORM, FC_WHOLE_ROWS, FC_KEY_BIAS. Threadgroup memory: 0 head_dim
+// floats, rounded up to 16 bytes. Grid: (heads, tokens) threadgroups of 32; heads is q.n_heads +
+// 2 * n_kv_heads, or q.n_heads + n_kv_heads if values are keys, or q.n_heads alone.
 #include <metal_stdlib>
 using namespace metal;
 #include "constants.h"
@@ -100,16 +100,14 @@ static inline void load_head(threadgroup float *values, constant QkRopeKvArgumen
 
 // Rotates the head. A lane has the pairs lane, lane + 32, ...
 static inline void rotate_head(threadgroup float *values, constant QkRopeKvArguments &args, Head h,
-                               device const float *q_frequencies, device const float *k_frequencies, uint position, uint lane) {
+                               device const float2 *q_turns, device const float2 *k_turns, uint lane) {
     const uint style = h.is_q ? Q_ROPE : h.is_k ? K_ROPE : ROPE_NONE;
     if (style == ROPE_NONE) return;
     const uint n_dims = h.is_q ? args.q.n_dims : args.k.n_dims;
-    const float scale = h.is_q ? args.q.scale : args.k.scale;
     for (uint pair = lane; pair < n_dims / 2; pair += 32) {
-        float frequency;
-        if (h.is_q) frequency = q_frequencies[pair];
-        else frequency = k_frequencies[pair];
-        const float2 turn = turn_of(position, frequency, scale);
+        float2 turn;
+        if (h.is_q) turn = q_turns[h.row * (n_dims / 2) + pair];
+        else turn = k_turns[h.row * (n_dims / 2) + pair];
         const uint2 columns = pair_of(style, pair, n_dims);
         const float a = values[columns.x];
         const float b = values[columns.y];
@@ -130,8 +128,8 @@ kernel void qk_rope_kv(
         device const Page *page_tables [[buffer(8)]],
         device const float *q_weight [[buffer(10)]],
         device const float *k_weight [[buffer(11)]],
-        device const float *q_frequencies [[buffer(12)]],
-        device const float *k_frequencies [[buffer(13)]],
+        device const float2 *q_turns [[buffer(12)]],
+        device const float2 *k_turns [[buffer(13)]],
         device float *k_out [[buffer(14)]],
         device const uint *bias [[buffer(15)]],
         threadgroup float *head_values [[threadgroup(0)]],
@@ -142,7 +140,7 @@ kernel void qk_rope_kv(
     const uint position = positions[h.row];
     load_head(head_values, args, h, q, k, v, q_weight, k_weight, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    rotate_head(head_values, args, h, q_frequencies, k_frequencies, position, lane);
+    rotate_head(head_values, args, h, q_turns, k_turns, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (h.is_q) {
         for (uint i = lane; i < h.head_dim; i += 32) q_out[h.start + i] = head_values[i];

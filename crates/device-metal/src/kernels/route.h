@@ -1,5 +1,4 @@
-// Choice of the k experts of a row, and their weights, by one SIMD-group. route.metal and
-// expert_groups.metal share it.
+// Choice of the k experts of a row, and their weights, by one SIMD-group, for route.metal.
 //
 //   scores   a softmax over the row's columns, or with FC_SIGMOID a sigmoid of each
 //   sizes    values by which experts are chosen: the logits, or with FC_HAS_BIAS or FC_GROUPS the

@@ -15,6 +15,9 @@ use weights::BlockType;
 const N_PROMPT: usize = 19;
 const N_STEPS: usize = 13;
 
+/// Tokens of the model's vocabulary.
+const N_VOCAB: u32 = 97;
+
 /// Checks every `every`th case. Returns the name of each, and how its tokens differ if they do.
 pub fn check_ahead(device: &dyn Device, every: usize) -> Vec<(String, Result<(), String>)> {
     let plan = fusion::fuse(&mini_transformer(3, BlockType::Q4_0), device.fusion());
@@ -50,6 +53,8 @@ fn wants() -> Vec<(&'static str, Vec<Want>)> {
     let everything =
         Want { penalties, ..sampled(Sampling { top_k: 30, top_p: 0.95, min_p: 0.01, ..sampling }) };
     let penalised_best = Want { penalties, ..Want::BEST };
+    // `with_wants` writes the mask of each output.
+    let masked = Want { mask: Some(Slice { start: 0, len: N_VOCAB.div_ceil(32) }), ..everything };
     vec![
         ("greedy", vec![Want::BEST]),
         ("temperature", vec![sampled(sampling)]),
@@ -59,7 +64,8 @@ fn wants() -> Vec<(&'static str, Vec<Want>)> {
         ("penalties", vec![Want { penalties, ..sampled(sampling) }]),
         ("greedy with penalties", vec![penalised_best]),
         ("everything", vec![everything]),
-        ("a mixture", vec![Want::BEST, everything, penalised_best]),
+        ("masks", vec![masked]),
+        ("a mixture", vec![Want::BEST, everything, penalised_best, masked]),
     ]
 }
 
@@ -190,6 +196,12 @@ fn with_wants<'a>(
             want.pending = Slice { start: step.pending.len() as u32, len: pending.len() as u32 };
             step.recent.extend(recent);
             step.pending.extend(pending);
+        }
+        if let Some(mask) = &mut want.mask {
+            // Two of three tokens are allowed.
+            let words = std::iter::repeat_n(0xb6db_6db6, mask.len as usize);
+            mask.start = step.masks.len() as u32;
+            step.masks.extend(words);
         }
         step.wants.push(want);
     }

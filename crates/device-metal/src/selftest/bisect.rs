@@ -13,22 +13,19 @@ pub enum Variant {
     Unfused,
     /// Without dispatches that run at the same time.
     Serial,
-    /// Pipelines are compiled, not loaded from a file.
-    NoArchive,
     /// Without sequences that are split over threadgroups.
     Unsplit,
 }
 
 impl Variant {
     /// All variants, in the order in which they are tried.
-    pub const ALL: [Variant; 4] = [Variant::Unfused, Variant::Serial, Variant::NoArchive, Variant::Unsplit];
+    pub const ALL: [Variant; 3] = [Variant::Unfused, Variant::Serial, Variant::Unsplit];
 
     /// Name in a report.
     pub fn name(self) -> &'static str {
         match self {
             Variant::Unfused => "unfused",
             Variant::Serial => "serial",
-            Variant::NoArchive => "without the archive",
             Variant::Unsplit => "unsplit",
         }
     }
@@ -37,7 +34,9 @@ impl Variant {
 /// A GPU for a variant; the same kind of GPU for those that do not concern it.
 pub type MakeGpu<'a, G> = dyn Fn(Variant) -> Result<G> + 'a;
 
-/// Compare a case in the ways of [`super::check`].
+/// Compares a case with the interpreter: unfused and fused, whole and row by row. One with
+/// attention runs again with sequences that are split over threadgroups after a few positions, as
+/// long ones are.
 ///
 /// # Errors
 /// How it differs: where, what was found, what was expected.
@@ -66,7 +65,7 @@ pub fn bisect<G: MetalGpu>(
             match variant {
                 Variant::Unfused => profile.rules = &[],
                 Variant::Unsplit => profile.split_positions = usize::MAX,
-                Variant::Serial | Variant::NoArchive => {}
+                Variant::Serial => {}
             }
             let device = MetalDevice::with_profile(gpu, profile);
             compare(&device, case, tolerance(case))

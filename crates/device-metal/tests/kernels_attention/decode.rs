@@ -93,6 +93,16 @@ impl HeadStep<'_> {
     }
 }
 
+/// Cosines and sines of the positions times 1.5, `(positions, frequencies, 2)`: the buffer that
+/// kernels read.
+fn turns(frequencies: &[f32], positions: &[usize]) -> Vec<f32> {
+    let of = |position: &usize| {
+        let angles = frequencies.iter().map(|frequency| f64::from(*position as f32 * frequency));
+        angles.flat_map(|angle| [(angle.cos() * 1.5) as f32, (angle.sin() * 1.5) as f32]).collect::<Vec<_>>()
+    };
+    positions.iter().flat_map(of).collect()
+}
+
 /// Checks that the cache after a launch has the keys `k` after `step` and the values `v`, each
 /// `(lengths.len(), n_kv_heads * head_dim)`, at the positions `lengths`, and is otherwise as
 /// before.
@@ -141,7 +151,8 @@ fn norm_turn_write_and_attention_in_one() {
         let sinks = normal(&mut rng, shape.n_heads);
         let (q_norm, k_norm, weighted) = (number % 3 != 1, number % 4 != 2, number % 5 != 3);
         let (q_style, k_style) = ((number % 3) as u32, (1 + number % 2) as u32);
-        let turn = [0, n_dims as u32, 1.5f32.to_bits(), 1e-6f32.to_bits()];
+        let turn = [0, n_dims as u32, 1e-6f32.to_bits(), 0];
+        let turns = turns(&frequencies, &lengths);
         let splits = 1 + number % 2;
         let simdgroups = 1 + number % 4;
         let heads = shape.heads_at_once();
@@ -169,8 +180,8 @@ fn norm_turn_write_and_attention_in_one() {
             .floats(13, &v)
             .floats(14, &q_weight)
             .floats(15, &k_weight)
-            .floats(16, &frequencies)
-            .floats(17, &frequencies)
+            .floats(16, &turns)
+            .floats(17, &turns)
             .memory(decode_memory(shape, heads, simdgroups))
             .grid([shape.n_kv_heads * group.div_ceil(heads), splits, 3], 32 * simdgroups);
         let mut outcome = cache.bind(launch.clone()).run();

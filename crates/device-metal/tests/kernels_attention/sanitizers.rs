@@ -17,7 +17,7 @@ fn sanitizers_find_nothing() {
     let cache = Cache::new(&mut rng, shape, &[n + first]);
     let (q, sinks) = (normal(&mut rng, n * cols), normal(&mut rng, shape.n_heads));
     let [k, v] = [0, 1].map(|_| normal(&mut rng, n * cols));
-    let turn = [0, 32, 1f32.to_bits(), 1e-6f32.to_bits()];
+    let turn = [0, 32, 1e-6f32.to_bits(), 0];
     let mut expected = vec![];
     for row in 0..n {
         for head in 0..shape.n_heads {
@@ -41,8 +41,10 @@ fn sanitizers_find_nothing() {
         cache.bind(launch)
     };
     for sanitizer in [Sanitizer::Thread, Sanitizer::AddressUndefined] {
-        let halves = base(shape, "halves").grid([2, 2, 1], 128).sanitize(sanitizer, &source);
-        check("prefill", &halves.floats(9), &expected, HALF_BOUND);
+        for launch in base(shape, "halves").grid([2, 2, 1], 128).with_tensors() {
+            let halves = launch.sanitize(sanitizer, &source);
+            check("prefill", &halves.floats(9), &expected, HALF_BOUND);
+        }
 
         let rows =
             Shape { n_heads: 1, n_kv_heads: 1, head_dim: 128, kv: KvType::F32, softcap: false, ..shape };
@@ -60,8 +62,8 @@ fn sanitizers_find_nothing() {
             .words(3, &[(first + n - 1) as u32])
             .output(10, shape.n_heads * 2 * shape.head_dim)
             .output(11, shape.n_heads * 2 * 2)
-            .floats(16, &[0.1; 16])
-            .floats(17, &[0.1; 16])
+            .floats(16, &[0.1; 32])
+            .floats(17, &[0.1; 32])
             .words(1, &step(1, 0, 1, 2, cache.pages_per_table))
             .memory(decode_memory(shape, 2, 2))
             .grid([2, 2, 1], 64)

@@ -97,9 +97,7 @@ fn a_dense_gate_beside_those_of_the_experts() {
         let (x, norm) = (normal(&mut rng, n_in), normal(&mut rng, n_in));
         let mut words = expert_arguments(block, n_in, n_out, n_experts, k);
         words[16..].copy_from_slice(&beside(&gate));
-        // 4 blocks of the experts' rows fill a threadgroup of 2 SIMD-groups twice, the dense ones'
-        // 14 seven times.
-        let launch = launch(file, format!("expert_linear_{name}_gemv"), block, n_in)
+        let launch = launch(file, String::new(), block, n_in)
             .flag(NORM, true)
             .flag(GATE, true)
             .flag(BESIDE, true)
@@ -115,16 +113,21 @@ fn a_dense_gate_beside_those_of_the_experts() {
             .output(16, k * n_out)
             .output(17, dense_out)
             .words(20, &step(1, 0, 1, 0, 0))
-            .words(21, &ids)
-            .grid([2, k + 4, 1], 64);
-        let outcome = bind_at(bind_at(launch, [3, 6, 9], &gate), [4, 7, 10], &up).run();
+            .words(21, &ids);
+        let launch = bind_at(bind_at(launch, [3, 6, 9], &gate), [4, 7, 10], &up);
         let x = normalised(&x, &norm);
         let opened =
             |gate: &Weight, up: &Weight| gated(1, &products(&x, n_in, gate), &products(&x, n_in, up));
-        check(name, &outcome.floats(17), &opened(&gate, &up), F32_BOUND);
         let chosen: Vec<_> =
             ids.iter().flat_map(|id| opened(&gates[*id as usize], &ups[*id as usize])).collect();
-        check(name, &outcome.floats(16), &chosen, F32_BOUND);
+        // 4 blocks of the experts' rows fill a threadgroup of 2 SIMD-groups twice, the dense ones'
+        // 14 seven times. Blocks of twice the rows are half as many.
+        for (function, n_groups) in [("gemv", 2), ("gemv_x8", 1)] {
+            let function = format!("expert_linear_{name}_{function}");
+            let outcome = Launch { function, ..launch.clone() }.grid([n_groups, k + 4, 1], 64).run();
+            check(name, &outcome.floats(17), &opened(&gate, &up), F32_BOUND);
+            check(name, &outcome.floats(16), &chosen, F32_BOUND);
+        }
     }
 }
 
@@ -195,82 +198,113 @@ fn experts_one_row_at_a_time() {
     }
 }
 
-/// One dispatch has the results of route and expert_groups run one after the other, whatever slices
-/// of rows a thread has.
+/// The down projection of a row: spans of all experts in a row, 48 of each, fill the lanes.
 #[test]
-fn experts_are_chosen_and_ordered_in_one() {
-    let mut rng = Rng::new(19);
-    for (n_experts, k, n, threads, n_groups) in
-        [(5, 2, 37, 64, 0), (40, 6, 19, 32, 8), (7, 7, 50, 1024, 0), (9, 1, 1, 96, 3)]
-    {
-        let (x, scales) = (normal(&mut rng, n * n_experts), normal(&mut rng, n_experts));
-        let bias = normal(&mut rng, n_experts);
-        let groups = n_groups > 0;
-        let routing = Routing { normalise: true, scales: true, sigmoid: groups, bias: groups, groups };
-        let n_tiles = n_experts + n * k / 32;
-        let base = |file: &'static str, function: &str| {
-            routing
-                .bind(Launch::new(file, function))
-                .arguments(&[1, n_experts as u32, k as u32, 2f32.to_bits(), n_groups, n_groups / 2, 2, 0])
-                .words(1, &step(n, 0, 1, 0, 0))
-                .floats(2, &x)
-                .words(3, &vec![u32::MAX; n * k])
-                .output(4, n * k)
-                .floats(5, &scales)
-                .floats(6, &bias)
-        };
-        let groups = || {
-            base("expert_groups.metal", "expert_groups")
-                .words(23, &vec![u32::MAX; n * k])
-                .words(24, &vec![u32::MAX; n_tiles * 4])
-                .grid([1, 1, 1], threads)
-        };
-        let route = base("route.metal", "route").grid([n, 1, 1], 32).run();
-        let apart = groups().flag(ROUTES, false).words(3, &route.words(3)).run();
-        let both = groups().flag(ROUTES, true).run();
-        for index in [3, 23, 24] {
-            let routed = if index == 3 { &route } else { &apart };
-            assert_eq!(both.words(index), routed.words(index), "{n_experts} experts, buffer {index}");
+fn lanes_share_the_spans_of_all_experts() {
+    for (seed, block, n_in, k) in [
+        (40, BlockType::Q4_0, 768, 8),
+        (41, BlockType::Q4_0, 32, 3),
+        (42, BlockType::Q4_0, 1056, 5),
+        (43, BlockType::Q4_0, 512, 32),
+    ] {
+        let mut rng = Rng::new(seed);
+        let (n_experts, n_out) = (7, 9);
+        let experts = Vec::from_iter((0..n_experts).map(|_| stored(&mut rng, "w", n_out, n_in, block, 0.1)));
+        let ids: Vec<u32> = (0..k).map(|_| rng.below(n_experts) as u32).collect();
+        let (chosen, own) = (normal(&mut rng, k), normal(&mut rng, k * n_in));
+        let (bytes, places) = stack(&experts);
+        let out = launch("linear/q4_0.metal", "expert_linear_q4_0_gemv".to_owned(), block, n_in)
+            .flag(OWN_INPUT, true)
+            .flag(EXPERTS_SUM, true)
+            .arguments(&expert_arguments(block, n_in, n_out, n_experts, k))
+            .floats(1, &own)
+            .bytes(25, &bytes)
+            .bytes(27, &places)
+            .output(16, n_out)
+            .words(20, &step(1, 0, 1, 0, 0))
+            .words(21, &ids)
+            .floats(22, &chosen)
+            .grid([2, 1, 1], 64)
+            .run()
+            .floats(16);
+        let mut expected = vec![(0.0, 0.0); n_out];
+        for (j, id) in ids.iter().enumerate() {
+            let product = products(&own[j * n_in..][..n_in], n_in, &experts[*id as usize]);
+            let weight = f64::from(chosen[j]);
+            for ((sum, size), (value, of_value)) in expected.iter_mut().zip(product) {
+                *sum += weight * value;
+                *size += weight.abs() * of_value;
+            }
         }
-        assert_eq!(both.floats(4), route.floats(4), "{n_experts} experts");
+        check(&format!("{k} experts of {n_in}"), &out, &expected, F32_BOUND);
+    }
+}
+
+/// The pairs of `ids` in the order of their experts, and the tiles, as expert_groups writes them.
+fn grouped(ids: &[u32], n_experts: usize, k: usize, grid: usize, threads: usize) -> (Vec<u32>, Vec<u32>) {
+    let outcome = Launch::new("expert_groups.metal", "expert_groups")
+        .arguments(&[1, n_experts as u32, k as u32, 1f32.to_bits(), 0, 0, 0, 0])
+        .words(1, &step(ids.len() / k, 0, 1, 0, 0))
+        .words(3, ids)
+        .words(23, &vec![u32::MAX; ids.len()])
+        .words(24, &vec![u32::MAX; (n_experts + ids.len() / 64) * 4])
+        .grid([grid, 1, 1], threads)
+        .run();
+    (outcome.words(23), outcome.words(24))
+}
+
+/// Any number of threadgroups and threads writes the same order and tiles.
+#[test]
+fn pairs_are_grouped_by_expert() {
+    for (seed, n_experts, k, n, grid, threads) in [
+        (19, 5, 2, 37, 3, 64),
+        (20, 128, 8, 96, 16, 256),
+        (21, 7, 7, 50, 1, 1024),
+        (22, 9, 1, 1, 2, 96),
+        (23, 3, 1, 700, 1, 32),
+        (24, 1000, 3, 11, 125, 256),
+    ] {
+        let mut rng = Rng::new(seed);
+        // Some experts are far more popular than others.
+        let mut id = || {
+            let most = rng.below(n_experts);
+            rng.below(most + 1) as u32
+        };
+        let ids = Vec::from_iter((0..n * k).map(|_| id()));
+        let (order, tiles) = grouped(&ids, n_experts, k, grid, threads);
+        let mut sorted: Vec<u32> = (0..(n * k) as u32).collect();
+        sorted.sort_by_key(|pair| ids[*pair as usize]);
+        assert_eq!(order, sorted, "{n_experts} experts");
+        let mut expected = vec![];
+        let mut first = 0;
+        for expert in 0..n_experts as u32 {
+            let mut left = ids.iter().filter(|id| **id == expert).count() as u32;
+            while left > 0 {
+                let n_pairs = left.min(64);
+                expected.extend([expert, first, n_pairs, 0]);
+                (first, left) = (first + n_pairs, left - n_pairs);
+            }
+        }
+        expected.resize(tiles.len(), 0);
+        assert_eq!(tiles, expected, "{n_experts} experts");
     }
 }
 
 #[test]
 fn experts_in_groups_of_rows() {
     let mut rng = Rng::new(10);
-    for (file, name, block, n_in) in sample() {
-        let (n_experts, k, n_out, n) = (4, 2, 40, 41);
+    // Expert 2 is never chosen, expert 0 by more rows than half a tile, or a tile, has.
+    let shapes = sample().into_iter().flat_map(|of| [(of, 41, 36), (of, 80, 71)]);
+    for ((file, name, block, n_in), n, popular) in shapes {
+        let (n_experts, k, n_out) = (4, 2, 40);
         let [gates, ups] = [0, 1]
             .map(|_| Vec::from_iter((0..n_experts).map(|_| stored(&mut rng, "w", n_out, n_in, block, 0.1))));
-        // Expert 2 is never chosen, expert 0 by more rows than a tile has.
         let ids: Vec<u32> =
-            (0..n).flat_map(|i| [if i < 36 { 0 } else { 3 }, if i % 5 == 0 { 3 } else { 1 }]).collect();
+            (0..n).flat_map(|i| [if i < popular { 0 } else { 3 }, if i % 5 == 0 { 3 } else { 1 }]).collect();
         let x = normal(&mut rng, n * n_in);
-        let n_tiles = n_experts + n * k / 32;
+        let n_tiles = n_experts + n * k / 64;
         let words = expert_arguments(block, n_in, n_out, n_experts, k);
-        let groups = Routing::default()
-            .bind(Launch::new("expert_groups.metal", "expert_groups"))
-            .flag(ROUTES, false)
-            .arguments(&[1, n_experts as u32, k as u32, 1f32.to_bits(), 0, 0, 0, 0])
-            .words(1, &step(n, 0, 1, 0, 0))
-            .words(3, &ids)
-            .output(23, n * k)
-            .output(24, n_tiles * 4)
-            .grid([1, 1, 1], 64)
-            .run();
-        let mut order: Vec<u32> = (0..(n * k) as u32).collect();
-        order.sort_by_key(|pair| ids[*pair as usize]);
-        assert_eq!(groups.words(23), order);
-        let tiles = groups.words(24);
-        let mut covered: Vec<u32> = vec![];
-        for tile in tiles.chunks_exact(4) {
-            for pair in &order[tile[1] as usize..][..tile[2] as usize] {
-                assert_eq!(ids[*pair as usize], tile[0]);
-                covered.push(*pair);
-            }
-        }
-        assert_eq!(covered, order, "every pair is in one tile");
+        let (order, tiles) = grouped(&ids, n_experts, k, 2, 64);
 
         let ((gate_bytes, gate_places), (up_bytes, up_places)) = (stack(&gates), stack(&ups));
         let of = |weights: &[Weight]| -> Vec<(f64, f64)> {
@@ -290,10 +324,17 @@ fn experts_in_groups_of_rows() {
                 .output(16, n * k * n_out)
                 .words(23, &order)
                 .words(24, &tiles)
-                .grid([if gate { 2 } else { 1 }, n_tiles, 1], 128)
-                .run();
+                .grid([if gate { 2 } else { 1 }, n_tiles, 1], 128);
             let expected = if gate { gated(0, &of(&gates), &of(&ups)) } else { of(&gates) };
-            check(&format!("{name} gate {gate}"), &gemm.floats(16), &expected, HALF_BOUND);
+            for gemm in gemm.with_tensors() {
+                let outcome = gemm.run();
+                check(&format!("{name} gate {gate}"), &outcome.floats(16), &expected, HALF_BOUND);
+                // Eight pairs at a time.
+                let blocks: usize = tiles.chunks(4).map(|tile| tile[2].div_ceil(8) as usize).sum();
+                let matrices = blocks * if gate { 2 } else { 1 } * (64 / 8) * n_in.div_ceil(32) * (32 / 8);
+                let matrices = if gemm.tensors { 0 } else { matrices as u64 };
+                assert_eq!(outcome.counters.simdgroup.matrix_multiplies, matrices, "{name} gate {gate}");
+            }
         }
 
         // Each pair with its own input.
@@ -307,11 +348,12 @@ fn experts_in_groups_of_rows() {
             .output(16, n * k * n_out)
             .words(23, &order)
             .words(24, &tiles)
-            .grid([1, n_tiles, 1], 128)
-            .run();
+            .grid([1, n_tiles, 1], 128);
         let expected: Vec<_> = (0..n * k)
             .flat_map(|p| products(&own[p * n_in..][..n_in], n_in, &gates[ids[p] as usize]))
             .collect();
-        check(&format!("{name} own input"), &gemm.floats(16), &expected, HALF_BOUND);
+        for gemm in gemm.with_tensors() {
+            check(&format!("{name} own input"), &gemm.run().floats(16), &expected, HALF_BOUND);
+        }
     }
 }

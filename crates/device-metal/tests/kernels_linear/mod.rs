@@ -15,7 +15,7 @@ mod tails;
 
 use crate::launch::{Launch, Sanitizer, step};
 use device::{Activation, Weight};
-use device_testing::{Rng, stored};
+use device_testing::{Rng, every, stored};
 use weights::{Affine, BlockType, ScaleType};
 
 // Function constants, as linear/constants.h numbers them.
@@ -37,30 +37,8 @@ const EXPERTS_SUM: u16 = 15;
 const BESIDE: u16 = 16;
 const UP: u16 = 17;
 const ROW_GATE: u16 = 18;
-// Function constant of expert_groups, as constants.h numbers it.
-const ROUTES: u16 = ingle_device_metal::kernels::constant::ROUTES;
-
-/// Arguments of route and expert_groups.
-#[derive(Clone, Copy, Default)]
-struct Routing {
-    normalise: bool,
-    scales: bool,
-    sigmoid: bool,
-    bias: bool,
-    groups: bool,
-}
-
-impl Routing {
-    fn bind(self, launch: Launch) -> Launch {
-        use ingle_device_metal::kernels::constant::{GROUPS, HAS_BIAS, HAS_WEIGHT, NORMALISE, SIGMOID};
-        launch
-            .flag(NORMALISE, self.normalise)
-            .flag(HAS_WEIGHT, self.scales)
-            .flag(SIGMOID, self.sigmoid)
-            .flag(HAS_BIAS, self.bias)
-            .flag(GROUPS, self.groups)
-    }
-}
+const BOUNDED: u16 = 29;
+const AFFINE_WIDE: u16 = 19;
 
 // Function constants of join.h.
 const JOIN_WEIGHT: u16 = 20;
@@ -120,7 +98,9 @@ fn types() -> Vec<(&'static str, &'static str, BlockType, usize)> {
 /// A launch with the constants of a type, and every flag off.
 fn launch(file: &'static str, function: String, block: BlockType, n_in: usize) -> Launch {
     let mut launch = Launch::new(file, function);
-    for flag in [NORM, BIAS, RESIDUAL, GATE, ARGMAX, SOFTCAP, OWN_INPUT, EXPERTS_SUM, BESIDE, UP, ROW_GATE] {
+    for flag in
+        [NORM, BIAS, RESIDUAL, GATE, ARGMAX, SOFTCAP, OWN_INPUT, EXPERTS_SUM, BESIDE, UP, ROW_GATE, BOUNDED]
+    {
         launch = launch.flag(flag, false);
     }
     let affine = match block {
@@ -136,6 +116,7 @@ fn launch(file: &'static str, function: String, block: BlockType, n_in: usize) -
         .number(AFFINE_GROUP, affine.group() as u32)
         .number(AFFINE_SCALE, scale as u32)
         .flag(AFFINE_SYMMETRIC, affine.is_symmetric())
+        .flag(AFFINE_WIDE, false)
         .flag(14, false)
 }
 
@@ -252,6 +233,13 @@ fn gemv(file: &'static str, name: &str, n: usize, n_rows: usize, x: &[f32], w: &
     bind(launch, 0, w)
 }
 
+/// A product by 8 rows of the weight at a time, of one row of x in each row of threadgroups.
+fn gemv_wide(file: &'static str, name: &str, n_rows: usize, x: &[f32], w: &Weight) -> Launch {
+    let mut launch = gemv(file, name, 1, n_rows, x, w);
+    launch.function += "x8";
+    launch.grid([w.n_rows().div_ceil(8).div_ceil(2), n_rows, 1], 64)
+}
+
 fn gemm(file: &'static str, name: &str, bx: usize, n_rows: usize, x: &[f32], w: &Weight) -> Launch {
     let (n_in, n_out) = (w.n_cols(), w.n_rows());
     let launch = launch(file, format!("linear_{name}_gemm_{bx}"), w.block, n_in)
@@ -259,7 +247,7 @@ fn gemm(file: &'static str, name: &str, bx: usize, n_rows: usize, x: &[f32], w: 
         .floats(1, x)
         .output(16, n_rows * n_out)
         .words(20, &step(n_rows, 0, 1, 0, 0))
-        .grid([n_out.div_ceil(64), n_rows.div_ceil(bx), 1], 128);
+        .grid([n_rows.div_ceil(bx), n_out.div_ceil(64), 1], 128);
     bind(launch, 0, w)
 }
 
@@ -337,10 +325,14 @@ fn source_of(types: &[&str], kernels: &[&str]) -> String {
         for kernel in kernels {
             let (head, n) = kernel.rsplit_once('_').unwrap();
             let template = match (head, n) {
-                ("linear_*_gemv", n) => format!("linear_gemv<{decoder}, {decoder}, {n}>"),
+                ("linear_*_gemv", n) => {
+                    let (n, rows) = n.split_once('x').unwrap_or((n, "4"));
+                    format!("linear_gemv<{decoder}, {decoder}, {n}, {rows}>")
+                }
                 ("linear_*_gemm", n) => format!("linear_gemm<{decoder}, {n}>"),
                 ("linear_*", "merged") => format!("linear_merged<{decoder}>"),
                 ("linear_*", "joined") => format!("linear_joined<{decoder}, {decoder}>"),
+                ("expert_linear_*", "gemv") => format!("expert_gemv<{decoder}, 4>"),
                 ("expert_linear_*", what) => format!("expert_{what}<{decoder}>"),
                 ("embed", "*") => format!("embed<{decoder}>"),
                 _ => panic!("{kernel}"),

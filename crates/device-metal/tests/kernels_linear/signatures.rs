@@ -7,7 +7,7 @@ use crate::launch::parameters;
 fn products_share_one_parameter_list() {
     let found = parameters("linear/q4_0.metal");
     let products: Vec<_> = found.iter().filter(|(name, _)| name.contains("linear_")).collect();
-    assert_eq!(products.len(), 10, "gemv 4, gemm 2, joined, merged, and two of experts");
+    assert_eq!(products.len(), 12, "gemv 5, gemm 2, joined, merged, and three of experts");
     let shared: Vec<(u32, &str)> = vec![
         (1, "x"),
         (2, "norm"),

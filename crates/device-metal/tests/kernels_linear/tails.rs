@@ -3,6 +3,11 @@
 
 use super::*;
 
+/// The launch, and the same tiles on tensor units.
+fn tiles_both_ways(launch: Launch) -> Vec<Launch> {
+    if launch.function.contains("gemm") { launch.with_tensors().into() } else { vec![launch] }
+}
+
 #[test]
 fn gate_and_up_with_every_activation() {
     let mut rng = Rng::new(4);
@@ -17,8 +22,9 @@ fn gate_and_up_with_every_activation() {
             let expected = gated(kind, &g, &u);
             for (function, grid, threads, bound) in [
                 ("gemv_1", [18, 2, 1], 32, F32_BOUND),
+                ("gemv_1x8", [9, 2, 1], 32, F32_BOUND),
                 ("gemv_2", [9, 1, 1], 64, F32_BOUND),
-                ("gemm_32", [2, 1, 1], 128, HALF_BOUND),
+                ("gemm_32", [1, 2, 1], 128, HALF_BOUND),
             ] {
                 let launch = launch(file, format!("linear_{name}_{function}"), block, n_in)
                     .flag(GATE, true)
@@ -32,8 +38,10 @@ fn gate_and_up_with_every_activation() {
                     .output(16, 2 * n_out)
                     .words(20, &step(2, 0, 1, 0, 0))
                     .grid(grid, threads);
-                let out = bind(bind(launch, 0, &gate), 1, &up).run().floats(16);
-                check(&format!("{name} {function} activation {kind}"), &out, &expected, bound);
+                let what = format!("{name} {function} activation {kind}");
+                for launch in tiles_both_ways(bind(bind(launch, 0, &gate), 1, &up)) {
+                    check(&what, &launch.run().floats(16), &expected, bound);
+                }
             }
         }
     }
@@ -55,6 +63,7 @@ fn a_gate_of_what_is_given() {
         words[12] = stride as u32;
         for (kind, function, grid, threads, bound) in [
             (1, "gemv_1", [9, 3, 1], 32, F32_BOUND),
+            (2, "gemv_1x8", [5, 3, 1], 32, F32_BOUND),
             (0, "gemv_4", [9, 1, 1], 64, F32_BOUND),
             (1, "gemm_32", [1, 1, 1], 128, gemm_bound(block)),
             (3, "gemm_64", [1, 1, 1], 128, gemm_bound(block)),
@@ -70,8 +79,10 @@ fn a_gate_of_what_is_given() {
                 .output(16, 3 * n_out)
                 .words(20, &step(3, 0, 1, 0, 0))
                 .grid(grid, threads);
-            let out = bind(launch, 0, &w).run().floats(16);
-            check(&format!("{name} {function}"), &out, &gated(kind, &opened, &columns), bound);
+            for launch in tiles_both_ways(bind(launch, 0, &w)) {
+                let out = launch.run().floats(16);
+                check(&format!("{name} {function}"), &out, &gated(kind, &opened, &columns), bound);
+            }
         }
     }
 }
@@ -92,6 +103,7 @@ fn a_gate_of_whole_rows() {
         let expected: Vec<_> = products(&x, n_in, &w).into_iter().enumerate().map(through).collect();
         for (function, grid, threads, bound) in [
             ("gemv_1", [9, 3, 1], 32, F32_BOUND),
+            ("gemv_1x8", [3, 3, 1], 64, F32_BOUND),
             ("gemv_4", [9, 1, 1], 64, F32_BOUND),
             ("gemm_32", [1, 1, 1], 128, gemm_bound(block)),
             ("gemm_64", [1, 1, 1], 128, gemm_bound(block)),
@@ -106,8 +118,9 @@ fn a_gate_of_whole_rows() {
                 .words(20, &step(3, 0, 1, 0, 0))
                 .floats(21, &row_gate)
                 .grid(grid, threads);
-            let out = bind(launch, 0, &w).run().floats(16);
-            check(&format!("{name} {function}"), &out, &expected, bound);
+            for launch in tiles_both_ways(bind(launch, 0, &w)) {
+                check(&format!("{name} {function}"), &launch.run().floats(16), &expected, bound);
+            }
         }
     }
 }
@@ -137,9 +150,10 @@ fn residual_softcap_and_the_largest_output() {
         let residual = normal(&mut rng, 3 * n_out);
 
         // Softcap and argmax of three output rows, for any number of tokens.
-        for (n, split) in [(1, 1), (4, 1), (4, 2)] {
-            let groups = n_out.div_ceil(4).div_ceil(4 / split);
-            let launch = launch(file, format!("linear_{name}_gemv_{n}"), block, n_in)
+        for (rows, n, split) in [(4, 1, 1), (4, 4, 1), (4, 4, 2), (8, 1, 1), (8, 1, 2)] {
+            let groups = n_out.div_ceil(rows).div_ceil(4 / split);
+            let function = if rows == 8 { "gemv_1x8".to_owned() } else { format!("gemv_{n}") };
+            let launch = launch(file, format!("linear_{name}_{function}"), block, n_in)
                 .flag(SOFTCAP, true)
                 .flag(ARGMAX, true)
                 .number(SPLIT, split as u32)
@@ -172,7 +186,7 @@ fn residual_softcap_and_the_largest_output() {
             .map(|((v, s), r)| (v + f64::from(*r), s + f64::from(r.abs())))
             .collect();
         for (function, grid, threads, bound) in
-            [("gemv_2", [9, 2, 1], 64, F32_BOUND), ("gemm_64", [2, 1, 1], 128, HALF_BOUND)]
+            [("gemv_2", [9, 2, 1], 64, F32_BOUND), ("gemm_64", [1, 2, 1], 128, HALF_BOUND)]
         {
             let launch = launch(file, format!("linear_{name}_{function}"), block, n_in)
                 .flag(RESIDUAL, true)
@@ -182,7 +196,9 @@ fn residual_softcap_and_the_largest_output() {
                 .output(16, 3 * n_out)
                 .words(20, &step(3, 0, 1, 0, 0))
                 .grid(grid, threads);
-            check(&format!("{name} {function}"), &bind(launch, 0, &w).run().floats(16), &expected, bound);
+            for launch in tiles_both_ways(bind(launch, 0, &w)) {
+                check(&format!("{name} {function}"), &launch.run().floats(16), &expected, bound);
+            }
         }
     }
 }

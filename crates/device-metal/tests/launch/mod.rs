@@ -7,7 +7,7 @@ use ingle_device_metal::kernels::{HEADERS, Kernel};
 pub use metal_emulator::Sanitizer;
 use metal_emulator::{
     Binding, Buffer, Compiler, Constant, Counters, Dispatch, LaneOrder, Library, Options, ParameterKind,
-    Resource, RunOptions,
+    Pipeline, Resource, RunOptions,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,6 +28,8 @@ pub struct Launch {
     pub threadgroup_memory: u32,
     pub threadgroups: [u32; 3],
     pub threads: u32,
+    /// True if the file is compiled as Metal 4, and the kernel uses tensor units.
+    pub tensors: bool,
 }
 
 /// Pages that a page table names by their addresses.
@@ -67,6 +69,13 @@ impl Launch {
     pub fn number(mut self, index: u16, value: u32) -> Launch {
         self.constants.insert(index, Constant::UInt(value));
         self
+    }
+
+    /// The launch as it is, and on tensor units.
+    pub fn with_tensors(self) -> [Launch; 2] {
+        use ingle_device_metal::kernels::{attention, linear};
+        let on = Launch { tensors: true, ..self.clone() };
+        [self, on.flag(linear::TENSOR, true).flag(attention::TENSOR, true)]
     }
 
     /// Buffer 0: words of 4 bytes.
@@ -119,10 +128,14 @@ impl Launch {
     /// Run it forward, in reverse and in a random order: every buffer must come out with the same
     /// bits.
     pub fn run(&self) -> Outcome {
-        let library = library(self.file, Way::Checked);
-        let forward = self.run_once(&library, LaneOrder::Forward);
+        let library = match self.tensors {
+            false => library(self.file, Way::Checked),
+            true => self.library_of_one(Way::Checked),
+        };
+        let pipeline = self.pipeline(&library);
+        let forward = self.run_once(&library, &pipeline, LaneOrder::Forward);
         for order in [LaneOrder::Reverse, LaneOrder::Random(11)] {
-            let other = self.run_once(&library, order);
+            let other = self.run_once(&library, &pipeline, order);
             assert!(forward.pool == other.pool, "{}: {order:?} stores other bits", self.function);
             for (index, bytes) in &forward.buffers {
                 assert!(
@@ -148,25 +161,34 @@ impl Launch {
 
     /// Runs only the file's own kernel under a sanitizer.
     pub fn sanitize_file(&self, sanitizer: Sanitizer) -> Outcome {
-        let compiler = compiler(Way::Sanitized(sanitizer));
+        let library = self.library_of_one(Way::Sanitized(sanitizer));
+        self.run_once(&library, &self.pipeline(&library), LaneOrder::Reverse)
+    }
+
+    /// The file's own kernel without the others.
+    fn library_of_one(&self, way: Way) -> Library {
+        let compiler = compiler(way, self.tensors);
         match compiler.compile_function(self.file, source(self.file), HEADERS, &self.function) {
-            Ok(library) => self.run_once(&library, LaneOrder::Reverse),
+            Ok(library) => library,
             Err(error) => panic!("{}: {error}", self.function),
         }
     }
 
     fn run_own(&self, way: Way, source: &str) -> Outcome {
-        match compiler(way).compile("own.metal", source, HEADERS) {
-            Ok(library) => self.run_once(&library, LaneOrder::Reverse),
+        match compiler(way, self.tensors).compile("own.metal", source, HEADERS) {
+            Ok(library) => self.run_once(&library, &self.pipeline(&library), LaneOrder::Reverse),
             Err(error) => panic!("{}: {error}", self.function),
         }
     }
 
-    fn run_once(&self, library: &Library, order: LaneOrder) -> Outcome {
+    fn pipeline(&self, library: &Library) -> Pipeline {
         let declared = |index: &u16| library.constants().iter().any(|c| c.index == *index);
         let constants: Vec<_> =
             self.constants.iter().filter(|c| declared(c.0)).map(|(i, c)| (*i, *c)).collect();
-        let pipeline = library.pipeline(&self.function, &constants).unwrap();
+        library.pipeline(&self.function, &constants).unwrap()
+    }
+
+    fn run_once(&self, library: &Library, pipeline: &Pipeline, order: LaneOrder) -> Outcome {
         let offset = |index: &u32| self.offsets.get(index).copied().unwrap_or(0);
         let make = |(index, bytes): (&u32, &Vec<u8>)| {
             let whole = [&vec![0xff; offset(index)][..], bytes].concat();
@@ -204,7 +226,7 @@ impl Launch {
         }
         let memory = [(0, self.threadgroup_memory)];
         let dispatch = Dispatch {
-            pipeline: &pipeline,
+            pipeline,
             buffers: &bindings,
             resources: &resources,
             bytes: &[(0, &self.arguments)],
@@ -236,10 +258,12 @@ enum Way {
 /// The compiler for all tests of a process, since finding clang is slower than a launch. Its cache
 /// is the device's own, so that a file is compiled once for all tests of all crates, and kept for
 /// the next run.
-fn compiler(way: Way) -> Arc<Compiler> {
-    static COMPILERS: Mutex<Vec<(Way, Arc<Compiler>)>> = Mutex::new(Vec::new());
+fn compiler(way: Way, tensors: bool) -> Arc<Compiler> {
+    type Made = ((Way, bool), Arc<Compiler>);
+    static COMPILERS: Mutex<Vec<Made>> = Mutex::new(Vec::new());
+    let way_and_tensors = (way, tensors);
     let mut compilers = COMPILERS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, compiler)) = compilers.iter().find(|(other, _)| *other == way) {
+    if let Some((_, compiler)) = compilers.iter().find(|(other, _)| *other == way_and_tensors) {
         return compiler.clone();
     }
     let mut options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
@@ -247,8 +271,12 @@ fn compiler(way: Way) -> Arc<Compiler> {
     if let Way::Sanitized(sanitizer) = way {
         options.sanitizer = sanitizer;
     }
+    if tensors {
+        options.tensors = true;
+        options.defines.push(("WITH_TENSORS".to_owned(), "1".to_owned()));
+    }
     let compiler = Arc::new(Compiler::new(options).unwrap());
-    compilers.push((way, compiler.clone()));
+    compilers.push((way_and_tensors, compiler.clone()));
     compiler
 }
 
@@ -258,7 +286,7 @@ fn source(file: &'static str) -> &'static str {
 
 /// Compiled as the device compiles it, so that both find what the other compiled.
 fn library(file: &'static str, way: Way) -> Library {
-    match compiler(way).compile(file, source(file), HEADERS) {
+    match compiler(way, false).compile(file, source(file), HEADERS) {
         Ok(library) => library,
         Err(error) => panic!("{file}: {error}"),
     }
@@ -276,9 +304,9 @@ pub fn parameters(file: &'static str) -> Vec<(String, Vec<(u32, String)>)> {
     library.functions().iter().map(|f| (f.name.clone(), buffers(&f.parameters))).collect()
 }
 
-/// Check a file with real address spaces.
-pub fn compile_strict(file: &'static str) {
-    if let Err(error) = compiler(Way::Checked).check_strict(file, source(file), HEADERS) {
+/// Check a file with real address spaces, with tensors or without.
+pub fn compile_strict(file: &'static str, tensors: bool) {
+    if let Err(error) = compiler(Way::Checked, tensors).check_strict(file, source(file), HEADERS) {
         panic!("{file}: {error}");
     }
 }

@@ -37,7 +37,9 @@ impl Rewriter<'_> {
         }
         let index = self.integer(attributes[0].arguments.clone())?;
         let name = self.t.word(at - 1).to_owned();
-        let type_name = self.t.phrase(i + 1, at - 1);
+        let is_type = |k: &usize| !matches!(self.t.word(*k), "const" | "constexpr" | "static");
+        let type_name: String = (i + 1..at - 1).filter(is_type).map(|k| self.t.word(k)).collect();
+        let first = if i > 0 && self.t.word(i - 1) == "static" { i - 1 } else { i };
         let plain = type_name.trim_start_matches("metal::");
         let Some((_, size)) = TYPES.iter().find(|(t, _)| *t == plain) else {
             return Err(self.refuse(
@@ -58,7 +60,7 @@ impl Rewriter<'_> {
             "static const {type_name} {name} = msl_constant{{{index}}}; \
              static const bool msl_defined_{name} = msl_constant_defined({index});"
         );
-        self.replace(i, next + 1, &text);
+        self.replace(first, next + 1, &text);
         self.constants.push(ConstantDeclaration {
             index: index as u16,
             name,
@@ -66,6 +68,29 @@ impl Rewriter<'_> {
             size: *size,
         });
         Ok(Some(next + 1))
+    }
+
+    /// In strict mode, a table in constant memory is not `const`: Metal converts it to `constant T
+    /// *`, while OpenCL's address space and `const` are two things.
+    pub(super) fn constant_table(&mut self, i: usize) {
+        if !self.strict || !self.open.is_empty() {
+            return;
+        }
+        let is_part = |k: usize| self.t.list.get(k).is_some_and(|t| t.kind == Kind::Word);
+        let (mut from, mut to) = (i, i + 1);
+        while from > 0 && is_part(from - 1) {
+            from -= 1;
+        }
+        while is_part(to) {
+            to += 1;
+        }
+        if self.t.word(to) == "[" && !self.attribute_at(to) {
+            for k in from..to {
+                if matches!(self.t.word(k), "const" | "constexpr") {
+                    self.replace(k, k + 1, "");
+                }
+            }
+        }
     }
 
     /// `is_function_constant_defined(NAME)`.

@@ -1,11 +1,13 @@
 //! Kernels: their attributes and parameters, host names, explicit instantiations, and the table of
 //! entry points.
 
-use super::{Attribute, Kind, Refusal, Rewriter, quoted};
+use super::{Attribute, Kind, Refusal, Rewriter};
 use crate::library::{Function, Parameter, ParameterKind};
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// Attributes of position parameters: name, and the expression of the value at run time.
-const POSITIONS: &[(&str, &str)] = &[
+pub(super) const POSITIONS: &[(&str, &str)] = &[
     ("thread_position_in_grid", "c->thread_position_in_grid"),
     ("thread_position_in_threadgroup", "c->thread_position_in_threadgroup"),
     ("thread_index_in_threadgroup", "c->thread_index_in_threadgroup"),
@@ -50,7 +52,8 @@ pub(super) struct Pending {
     /// True after the word `kernel`.
     pub kernel: bool,
     host_name: Option<String>,
-    max_threads: Option<u32>,
+    /// Tokens of the expression of the most threads.
+    max_threads: Option<Range<usize>>,
     /// Their first token.
     first: Option<usize>,
 }
@@ -67,19 +70,19 @@ pub(super) struct Kernel {
     pub(super) name: String,
     /// Names of its template's parameters.
     pub(super) template_parameters: Vec<String>,
-    parameters: Vec<Parameter>,
-    max_threads: Option<u32>,
+    pub(super) parameters: Vec<Parameter>,
+    max_threads: Option<Range<usize>>,
     templated: bool,
     token: usize,
 }
 
 /// A kernel under a host name: `template_arguments` as in the source, `<` and `>` included.
 pub(super) struct Instance {
-    host_name: String,
-    kernel: String,
-    template_arguments: String,
+    pub(super) host_name: String,
+    pub(super) kernel: String,
+    pub(super) template_arguments: String,
     /// Tokens of `template_arguments`.
-    arguments: std::ops::Range<usize>,
+    arguments: Range<usize>,
     token: usize,
 }
 
@@ -91,10 +94,16 @@ impl Rewriter<'_> {
         for a in &list {
             match a.name.as_str() {
                 "host_name" => self.pending.host_name = Some(self.string(a)?),
-                "max_total_threads_per_threadgroup" => {
-                    self.pending.max_threads = Some(self.integer(a.arguments.clone())?)
-                }
+                "max_total_threads_per_threadgroup" => self.pending.max_threads = Some(a.arguments.clone()),
                 "kernel" => self.pending.kernel = true,
+                // Helper functions may repeat the attributes of the kernel's parameters, without
+                // effect.
+                name if self.in_parameters()
+                    && (position(name).is_some() || matches!(name, "buffer" | "threadgroup")) =>
+                {
+                    self.replace(i, next, "");
+                    return Ok(next);
+                }
                 name if super::HARMLESS.contains(&name)
                     || name.starts_with("clang::")
                     || name.starts_with("gnu::") =>
@@ -112,6 +121,11 @@ impl Rewriter<'_> {
             self.replace(i, next, "");
         }
         Ok(next)
+    }
+
+    /// Returns true between the brackets of a function's parameters.
+    fn in_parameters(&self) -> bool {
+        self.open.last().is_some_and(|open| self.t.word(*open) == "(")
     }
 
     fn string(&self, a: &Attribute) -> Result<String, Refusal> {
@@ -262,14 +276,19 @@ impl Rewriter<'_> {
 
     fn parameter(&mut self, from: usize, to: usize, next_buffer: &mut u32) -> Result<Parameter, Refusal> {
         let attribute = (from..to).find(|&i| self.attribute_at(i));
-        let name_at = attribute.unwrap_or(to).saturating_sub(1);
+        let mut name_at = attribute.unwrap_or(to).saturating_sub(1);
+        // An array is a pointer to its elements.
+        let is_array = self.t.word(name_at) == "]";
+        if is_array {
+            name_at = self.opening(name_at, from)?.saturating_sub(1);
+        }
         if name_at <= from || self.t.list[name_at].kind != Kind::Word {
             let text = self.t.phrase(from, to);
             return Err(self.refuse(from, format!("parameter '{text}': expected 'TYPE NAME [[attribute]]'")));
         }
         let has = |word: &str| (from..name_at).any(|i| self.t.word(i) == word);
         let (name, type_name) = (self.t.word(name_at).to_owned(), self.t.phrase(from, name_at));
-        let indirect = has("*") || has("&");
+        let indirect = is_array || has("*") || has("&");
         let in_threadgroup = has("threadgroup");
         let writable = has("device") && !has("const");
         let in_device = has("device") || has("constant");
@@ -493,7 +512,7 @@ impl Rewriter<'_> {
             out.push(Function {
                 name: instance.host_name.clone(),
                 parameters: kernel.parameters.clone(),
-                max_threads: kernel.max_threads,
+                max_threads: self.max_threads(kernel, instance)?,
                 constants,
             });
         }
@@ -502,7 +521,10 @@ impl Rewriter<'_> {
         {
             return Err(self.refuse(0, format!("there is no kernel of the host name '{only}'")));
         }
-        let bare = |k: &&Kernel| k.templated && !self.instances.iter().any(|i| i.kernel == k.name);
+        // A header may have templates for other sources.
+        let is_own = |k: &Kernel| self.t.list[k.token].file <= 1;
+        let bare =
+            |k: &&Kernel| k.templated && is_own(k) && !self.instances.iter().any(|i| i.kernel == k.name);
         if let Some(k) = self.kernels.iter().find(bare)
             && self.only.is_none()
         {
@@ -514,57 +536,26 @@ impl Rewriter<'_> {
         Ok(out)
     }
 
-    /// C++ that calls each kernel with a dispatch's buffers and the lane's positions.
-    pub(super) fn entry_points(&self) -> String {
-        let mut text = String::from(
-            "\n# 1 \"<entry points>\"\n#undef device\n#undef constant\n#undef threadgroup\n#undef thread\n",
-        );
-        text.push_str("#ifndef MSL_STRICT\n");
-        let mut table = String::new();
-        for (n, instance) in self.instances.iter().enumerate() {
-            let Some(kernel) = self.kernels.iter().find(|k| k.name == instance.kernel) else { continue };
-            let call = format!("{}{}", instance.kernel, instance.template_arguments);
-            let (mut arguments, mut present) = (Vec::new(), String::new());
-            for (k, p) in kernel.parameters.iter().enumerate() {
-                let parameter = format!("msl_parameter<{k}, msl_f>");
-                arguments.push(match p.kind {
-                    ParameterKind::Buffer(i) => {
-                        format!("msl_memory<{parameter}>::at(c->group->buffers[{i}])")
+    /// The most threads of a threadgroup of an instance, whose template arguments the expression
+    /// may name.
+    fn max_threads(&self, kernel: &Kernel, instance: &Instance) -> Result<Option<u32>, Refusal> {
+        let Some(expression) = kernel.max_threads.clone() else { return Ok(None) };
+        let mut arguments = HashMap::new();
+        let (mut start, mut at, mut names) =
+            (instance.arguments.start + 1, instance.arguments.start + 1, kernel.template_parameters.iter());
+        while at <= instance.arguments.end && !instance.arguments.is_empty() {
+            match self.t.word(at) {
+                "(" | "[" | "<" => at = self.t.closing(at)?,
+                "," | ">" => {
+                    if let Some(name) = names.next() {
+                        arguments.insert(name.as_str(), start..at);
                     }
-                    ParameterKind::Threadgroup(i) => {
-                        format!("msl_memory<{parameter}>::at(c->group->threadgroup[{i}])")
-                    }
-                    ParameterKind::Position(name) => {
-                        let from = POSITIONS.iter().find(|(n, _)| *n == name).map_or("", |(_, from)| from);
-                        format!("msl_position<{parameter}>({from})")
-                    }
-                });
-                if let Some(c) = &p.condition {
-                    present.push_str(&format!("if (i == {k}) return (bool) {c}; "));
+                    start = at + 1;
                 }
+                _ => {}
             }
-            text.push_str(&format!(
-                "typedef decltype(&{call}) msl_function_{n};\n\
-                 static MSL_UNCHECKED void msl_run_{n}(const msl_lane_context * c) {{ \
-                 typedef decltype(&{call}) msl_f; (void) c; {call}({}); }}\n\
-                 static MSL_UNCHECKED bool msl_present_{n}(unsigned i) {{ (void) i; {present}return true; }}\n",
-                arguments.join(", ")
-            ));
-            table.push_str(&format!(
-                "{{ {}, msl_run_{n}, msl_present_{n}, (const void *) (msl_function_{n}) &{call} }}, ",
-                quoted(&instance.host_name)
-            ));
+            at += 1;
         }
-        text.push_str(&format!(
-            "static const msl_entry msl_entries[] = {{ {table}{{ nullptr, nullptr, nullptr, nullptr }} }};\n"
-        ));
-        text.push_str(
-            "MSL_UNCHECKED const msl_entry * msl_entry_at(unsigned i) { return &msl_entries[i]; }\n",
-        );
-        text.push_str(
-            "extern \"C\" __attribute__((visibility(\"default\"))) MSL_UNCHECKED bool msl_present(unsigned f, unsigned i) { return msl_entries[f].present(i); }\n",
-        );
-        text.push_str("#endif\n");
-        text
+        self.integer_with(expression, &arguments).map(Some)
     }
 }

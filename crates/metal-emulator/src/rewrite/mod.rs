@@ -11,16 +11,21 @@
 //! Anything else is rejected with its location, rather than passed on unchanged.
 
 mod constants;
+mod entries;
 mod kernels;
+mod members;
+mod spaces;
 mod threadgroup;
 mod token;
+mod types;
 mod uses;
 
 pub(crate) use kernels::position;
 
 use crate::error::Refusal;
 use crate::library::{ConstantDeclaration, Function};
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::ops::Range;
 use token::{Kind, Tokens};
 
 /// A rewritten source.
@@ -76,24 +81,32 @@ pub(crate) struct What<'a> {
     pub strict: bool,
     /// Host name of the only function to rewrite; `None` for all.
     pub only: Option<&'a str>,
+    /// True to keep pragmas about unrolling. They affect which loads remain, and so counts of bytes
+    /// and of registers. Without them code is smaller and compiles in two thirds of the time.
+    pub unroll: bool,
 }
 
 impl What<'_> {
     /// All functions, for a run.
-    pub const RUN: What<'static> = What { strict: false, only: None };
+    pub const RUN: What<'static> = What { strict: false, only: None, unroll: false };
     /// All functions, for the check of address spaces.
-    pub const STRICT: What<'static> = What { strict: true, only: None };
+    pub const STRICT: What<'static> = What { strict: true, only: None, unroll: true };
 }
 
 /// Rewrites `text`, the output of `clang -E`.
-pub(crate) fn rewrite<'a>(text: &'a str, What { strict, only }: What<'a>) -> Result<Rewritten, Refusal> {
+pub(crate) fn rewrite<'a>(
+    text: &'a str,
+    What { strict, only, unroll }: What<'a>,
+) -> Result<Rewritten, Refusal> {
     let tokens = Tokens::scan(text)?;
+    let repeated = if strict { HashMap::new() } else { spaces::repeated(&tokens) };
     let mut r = Rewriter {
-        types: declared_types(&tokens),
+        types: types::Types::of(&tokens),
         uses: uses::Uses::of(&tokens),
         t: tokens,
         strict,
         only,
+        unroll,
         edits: Vec::new(),
         open: Vec::new(),
         kernels: Vec::new(),
@@ -101,6 +114,7 @@ pub(crate) fn rewrite<'a>(text: &'a str, What { strict, only }: What<'a>) -> Res
         constants: Vec::new(),
         pending: kernels::Pending::default(),
         body: None,
+        repeated,
     };
     let mut i = 0;
     while i < r.t.list.len() {
@@ -109,24 +123,16 @@ pub(crate) fn rewrite<'a>(text: &'a str, What { strict, only }: What<'a>) -> Res
     r.finish()
 }
 
-/// Names of structs and of type parameters of templates.
-fn declared_types<'a>(t: &Tokens<'a>) -> HashSet<&'a str> {
-    let names = (1..t.list.len()).filter(|i| {
-        t.list[*i].kind == Kind::Word && matches!(t.word(i - 1), "struct" | "class" | "typename")
-    });
-    // A nested type of a template's type is not a name by itself.
-    names.filter(|i| t.word(i + 1) != "::").map(|i| t.word(i)).collect()
-}
-
 /// The walk over the tokens.
 struct Rewriter<'a> {
-    /// Types that the source declares.
-    types: HashSet<&'a str>,
+    types: types::Types<'a>,
     t: Tokens<'a>,
     uses: uses::Uses<'a>,
     strict: bool,
     /// Same as [`What::only`].
     only: Option<&'a str>,
+    /// Same as [`What::unroll`].
+    unroll: bool,
     /// Replacements of byte ranges, disjoint and in order.
     edits: Vec<(usize, usize, String)>,
     /// Currently open brackets: indices of their tokens.
@@ -138,11 +144,17 @@ struct Rewriter<'a> {
     pending: kernels::Pending,
     /// The token that closes the body of the current kernel.
     body: Option<usize>,
+    /// Definitions that repeat another for a second address space ([`spaces::repeated`]).
+    repeated: HashMap<usize, usize>,
 }
 
 impl Rewriter<'_> {
     /// Processes token `i`; returns the next one to process.
     fn step(&mut self, i: usize) -> Result<usize, Refusal> {
+        if let Some(end) = self.repeated.get(&i).copied() {
+            self.replace(i, end, "");
+            return Ok(end);
+        }
         let token = self.t.list[i];
         let word = self.t.word(i);
         match token.kind {
@@ -168,10 +180,14 @@ impl Rewriter<'_> {
                 "void" if self.pending.kernel => return self.kernel(i),
                 "template" if self.attribute_at(i + 1) => return self.instantiation(i),
                 "template" if self.strict && self.t.word(i + 1) == "<" => self.function_parameters(i + 1)?,
+                "device" | "constant" | "threadgroup" | "thread" if self.is_member_space(i) => {
+                    return Ok(self.member(i));
+                }
                 "constant" => {
                     if let Some(next) = self.function_constant(i)? {
                         return Ok(next);
                     }
+                    self.constant_table(i);
                 }
                 "is_function_constant_defined" => return self.constant_defined(i),
                 "threadgroup" => return self.threadgroup(i),
@@ -231,36 +247,56 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    /// Pragmas about unrolling or diagnostics do not affect results and are kept.
+    /// Pragmas about unrolling or diagnostics do not affect results. Any other is rejected.
     fn directive(&mut self, i: usize) -> Result<(), Refusal> {
         let text = self.t.word(i);
         let mut words = text.trim_start_matches('#').split_whitespace();
-        // Apple's compiler contracts unless told otherwise; this sets clang's mode likewise.
-        if let Some(how) = text.split_once("fp contract").filter(|_| text.contains("METAL")) {
-            let how = how.1.trim().trim_start_matches('(').trim_end_matches(')').trim();
-            if !["off", "on", "fast"].contains(&how) {
-                return Err(self.refuse(i, format!("'{text}': expected off, on or fast")));
-            }
-            let with = if self.strict { String::new() } else { format!("#pragma clang fp contract({how})") };
-            self.replace(i, i + 1, &with);
-            return Ok(());
+        let (first, second) = (words.next(), words.next().unwrap_or_default());
+        if first == Some("pragma") && second == "METAL" {
+            return self.metal_pragma(i);
         }
-        let harmless = match (words.next(), words.next().unwrap_or_default()) {
-            (Some("pragma"), second) => {
+        let is_harmless = match first {
+            Some("pragma") => {
                 second.starts_with("unroll")
                     || second.starts_with("nounroll")
-                    || matches!(second, "clang" | "GCC" | "METAL" | "once" | "mark")
+                    || second.starts_with("unused")
+                    || matches!(second, "clang" | "GCC" | "once" | "mark")
             }
-            (Some("ident") | None, _) => true,
-            _ => false,
+            Some("ident") | None => true,
+            Some(_) => false,
         };
-        if !harmless {
+        if !is_harmless {
             return Err(self.refuse(i, format!("'{text}' is not supported")));
         }
-        // Loop pragmas mean the same to clang, and affect the count of registers.
-        if !text.contains("clang loop") {
+        // Loop pragmas mean the same to clang.
+        if !self.unroll || !text.contains("clang loop") {
             self.replace(i, i + 1, "");
         }
+        Ok(())
+    }
+
+    /// `#pragma METAL fp contract(...)` sets clang's mode of contraction, since Apple's compiler
+    /// contracts unless told otherwise. The emulator computes as `math_mode(safe)` requires, and
+    /// has no other mode. `internals` allows names that begin with `__metal_`.
+    fn metal_pragma(&mut self, i: usize) -> Result<(), Refusal> {
+        let text = self.t.word(i);
+        let (_, rest) = text.split_once("METAL").unwrap_or_default();
+        let plain: String = rest.split_whitespace().collect();
+        let with = match plain.as_str() {
+            "fpcontract(off)" | "fpcontract(on)" | "fpcontract(fast)" if self.strict => String::new(),
+            "fpcontract(off)" | "fpcontract(on)" | "fpcontract(fast)" => {
+                format!("#pragma clang fp {}", &plain["fp".len()..])
+            }
+            "fpmath_mode(safe)" | "internals:enable" | "internals:disable" => String::new(),
+            _ => {
+                let what = format!(
+                    "'{text}' is not known to the emulator; expected 'fp contract(off)', 'fp contract(on)', \
+                     'fp contract(fast)', 'fp math_mode(safe)' or 'internals : enable'"
+                );
+                return Err(self.refuse(i, what));
+            }
+        };
+        self.replace(i, i + 1, &with);
         Ok(())
     }
 
@@ -291,7 +327,8 @@ impl Rewriter<'_> {
         let stem = word.trim_end_matches(['2', '3', '4']);
         if !matches!(self.t.word(i + 1), "*" | "&")
             || self.t.word(i + 2) == "&"
-            || !POINTED_TO.contains(&stem) && !self.types.contains(word)
+            || matches!(self.t.word(i.wrapping_sub(1)), "." | "->")
+            || !POINTED_TO.contains(&stem) && !self.types.is_type(word, i)
         {
             return Ok(());
         }
@@ -360,9 +397,14 @@ impl Rewriter<'_> {
     }
 
     /// The value of an integer constant expression of literals, `+`, `-`, `*` and parentheses.
-    fn integer(&self, range: std::ops::Range<usize>) -> Result<u32, Refusal> {
+    fn integer(&self, range: Range<usize>) -> Result<u32, Refusal> {
+        self.integer_with(range, &HashMap::new())
+    }
+
+    /// As [`Self::integer`], with names whose expressions are known.
+    fn integer_with(&self, range: Range<usize>, names: &Names<'_>) -> Result<u32, Refusal> {
         let mut at = range.start;
-        let value = self.sum(&mut at, range.end);
+        let value = self.sum(&mut at, range.end, names);
         match value {
             Some(v) if at == range.end && u32::try_from(v).is_ok() => Ok(v as u32),
             _ => {
@@ -375,37 +417,41 @@ impl Rewriter<'_> {
         }
     }
 
-    fn sum(&self, at: &mut usize, end: usize) -> Option<i64> {
-        let mut value = self.product(at, end)?;
+    fn sum(&self, at: &mut usize, end: usize, names: &Names<'_>) -> Option<i64> {
+        let mut value = self.product(at, end, names)?;
         while *at < end && matches!(self.t.word(*at), "+" | "-") {
             let minus = self.t.word(*at) == "-";
             *at += 1;
-            let next = self.product(at, end)?;
+            let next = self.product(at, end, names)?;
             value = if minus { value.checked_sub(next)? } else { value.checked_add(next)? };
         }
         Some(value)
     }
 
-    fn product(&self, at: &mut usize, end: usize) -> Option<i64> {
-        let mut value = self.factor(at, end)?;
+    fn product(&self, at: &mut usize, end: usize, names: &Names<'_>) -> Option<i64> {
+        let mut value = self.factor(at, end, names)?;
         while *at < end && self.t.word(*at) == "*" {
             *at += 1;
-            value = value.checked_mul(self.factor(at, end)?)?;
+            value = value.checked_mul(self.factor(at, end, names)?)?;
         }
         Some(value)
     }
 
-    fn factor(&self, at: &mut usize, end: usize) -> Option<i64> {
+    fn factor(&self, at: &mut usize, end: usize, names: &Names<'_>) -> Option<i64> {
         if *at >= end {
             return None;
         }
         let word = self.t.word(*at);
         *at += 1;
         if word == "(" {
-            let value = self.sum(at, end)?;
+            let value = self.sum(at, end, names)?;
             let closed = *at < end && self.t.word(*at) == ")";
             *at += 1;
             return closed.then_some(value);
+        }
+        if let Some(known) = names.get(word) {
+            let mut from = known.start;
+            return self.sum(&mut from, known.end, &HashMap::new()).filter(|_| from == known.end);
         }
         let digits = word.trim_end_matches(['u', 'U', 'l', 'L']);
         match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
@@ -431,11 +477,14 @@ impl Rewriter<'_> {
     }
 }
 
+/// Tokens of the expressions that names stand for.
+type Names<'a> = HashMap<&'a str, Range<usize>>;
+
 /// One attribute of a list.
 struct Attribute {
     name: String,
     token: usize,
-    arguments: std::ops::Range<usize>,
+    arguments: Range<usize>,
 }
 
 /// Text as a C++ string literal.

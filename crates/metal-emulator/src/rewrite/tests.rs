@@ -3,7 +3,7 @@
 use super::*;
 use crate::library::ParameterKind;
 
-const ALL: What<'static> = What { strict: false, only: None };
+const ALL: What<'static> = What::RUN;
 
 fn accept(source: &str) -> Rewritten {
     rewrite(&format!("# 1 \"t.metal\"\n{source}"), ALL).unwrap()
@@ -26,7 +26,7 @@ fn one_function_of_a_source() {
                   kernel void other(device int * a [[buffer(0)]]) { a[0] = 3; }\n";
     let text = format!("# 1 \"t.metal\"\n{source}");
     let all = rewrite(&text, ALL).unwrap();
-    let only = |name| rewrite(&text, What { strict: false, only: Some(name) });
+    let only = |name| rewrite(&text, What { only: Some(name), ..What::RUN });
     let two = only("two").unwrap();
     assert_eq!(two.functions.len(), 1);
     assert_eq!(two.functions[0], all.functions[1]);
@@ -107,6 +107,28 @@ fn threadgroup_variables_become_references() {
 }
 
 #[test]
+fn threadgroup_variables_may_be_zero() {
+    let r =
+        accept("kernel void k() { threadgroup float a[2] = {0}; threadgroup int b[1] = {}; a[0] = b[0]; }");
+    assert!(!r.text.contains("{0}") && !r.text.contains("{};"), "{}", r.text);
+}
+
+#[test]
+fn function_constants_may_be_static_and_constexpr() {
+    let r = accept("static constant constexpr const bool A [[function_constant(3)]];");
+    assert_eq!((r.constants[0].name.as_str(), r.constants[0].type_name.as_str()), ("A", "bool"));
+    assert!(r.text.contains("static const bool A =") && !r.text.contains("static static"), "{}", r.text);
+}
+
+#[test]
+fn headers_may_have_templates_for_other_sources() {
+    let source = "# 1 \"h.h\" 1\ntemplate<typename T> kernel void f(device T * x [[buffer(0)]]) {}\n# 2 \"t.metal\" 2\n\
+                  kernel void g(device int * x [[buffer(0)]]) {}\n";
+    let r = rewrite(&format!("# 1 \"t.metal\"\n{source}"), ALL).unwrap();
+    assert_eq!(r.functions.len(), 1);
+}
+
+#[test]
 fn numbers_are_metals() {
     let r = accept(
         "constant float x = 1.0 + 2e3 + 3.f; constant half y = 1.5h + 2h; constant bfloat z = 1.0bf; constant int w = 0xeh0;",
@@ -114,6 +136,73 @@ fn numbers_are_metals() {
     assert!(r.text.contains("1.0f + 2e3f + 3.f"), "{}", r.text);
     assert!(r.text.contains("((half) 1.5f) + ((half) 2.0f)"), "{}", r.text);
     assert!(r.text.contains("(bfloat(1.0f))"), "{}", r.text);
+}
+
+/// Pragmas that change nothing here, and those that set clang's mode.
+#[test]
+fn known_pragmas_are_accepted() {
+    let r = accept(
+        "#pragma METAL fp math_mode(safe)\n#pragma METAL internals : enable\n#pragma METAL fp  contract( off )\n\
+         #pragma clang loop unroll(full)\n#pragma unroll(4)\n",
+    );
+    let kept: Vec<&str> = r.text.lines().filter(|line| line.starts_with("#pragma")).collect();
+    assert_eq!(kept, ["#pragma clang fp contract(off)"]);
+    let counted = What { unroll: true, ..What::RUN };
+    let r = rewrite("# 1 \"t.metal\"\n#pragma clang loop unroll(full)\n", counted).unwrap();
+    assert!(r.text.contains("clang loop unroll(full)"));
+}
+
+/// A variable may have the name of another template's type parameter.
+#[test]
+fn products_are_not_pointers() {
+    accept("template<typename T> T f(T x) { return x; } int g(int T, int C) { return T * C; }");
+    accept("struct A { int T; }; template<typename T> T f(thread A & a, T b) { return a.T * b; }");
+    let (_, what) = refused("template<typename T> T f(T * x) { return *x; }");
+    assert!(what.contains("'T' without an address space"), "{what}");
+    let (_, what) = refused("struct S { int a; }; int f(S * x) { return x->a; }");
+    assert!(what.contains("'S' without an address space"), "{what}");
+}
+
+#[test]
+fn helpers_may_have_attributes_of_parameters() {
+    let r = accept(
+        "int f(device int * x [[buffer(1)]], ushort i [[thread_index_in_simdgroup]]) { return x[i]; }\n\
+         typedef void (form)(device int * x, uint3 at[[threadgroup_position_in_grid]]);\n\
+         struct L { L(ushort i [[simdgroup_index_in_threadgroup]]) thread {} };\n",
+    );
+    assert!(!r.text.contains("[["), "{}", r.text);
+    let (_, what) = refused("int i [[thread_index_in_simdgroup]];");
+    assert!(what.contains("thread_index_in_simdgroup"), "{what}");
+}
+
+/// Run mode has one address space, so one of the functions that differ by it remains.
+#[test]
+fn members_have_address_spaces() {
+    let source = "struct A {\n  A() thread : a(0) {}\n  A() threadgroup : a(0) {}\n  int get() const device { return a; }\n  int a;\n};\n";
+    let r = accept(source);
+    assert!(r.text.contains("A() : a(0) {}") || r.text.contains("A()  : a(0) {}"), "{}", r.text);
+    assert_eq!(r.text.matches("A()").count(), 1, "{}", r.text);
+    assert!(!r.text.contains("device {"), "{}", r.text);
+    let strict = rewrite(&format!("# 1 \"t.metal\"\n{source}"), What::STRICT).unwrap();
+    assert!(strict.text.contains("A() threadgroup : a(0) {}"), "{}", strict.text);
+}
+
+#[test]
+fn limits_of_threads_may_name_template_parameters() {
+    let r = accept(
+        "template<typename T, int M, int N> [[kernel, max_total_threads_per_threadgroup(M * N * 32)]]\n\
+         void f(device T * x [[buffer(0)]], constant const int n[3] [[buffer(1)]]) {}\n\
+         template [[host_name(\"a\")]] [[kernel]] decltype(f<float, 1, 2>) f<float, 1, 2>;\n\
+         template [[host_name(\"b\")]] [[kernel]] decltype(f<int, 4, (1 + 1)>) f<int, 4, (1 + 1)>;\n",
+    );
+    let most: Vec<_> = r.functions.iter().map(|f| f.max_threads).collect();
+    assert_eq!(most, [Some(64), Some(256)]);
+    assert_eq!(r.functions[0].parameters[1].kind, ParameterKind::Buffer(1));
+    let (_, what) = refused(
+        "template<int M> [[max_total_threads_per_threadgroup(Q)]] kernel void f(device int * x [[buffer(0)]]) {}\n\
+         template [[host_name(\"a\")]] kernel void f<1>(device int * x [[buffer(0)]]);\n",
+    );
+    assert!(what.contains("'Q' is not an integer"), "{what}");
 }
 
 #[test]
@@ -155,6 +244,11 @@ fn unsupported_source_is_rejected_with_its_line() {
         ("void f() { double d = 0; }", 1, "Metal has no double"),
         ("void f() { float d = 1.0L; }", 1, "Metal has no double"),
         ("#pragma omp parallel\n", 1, "'#pragma omp parallel'"),
+        ("\n#pragma METAL fp math_mode(fast)\n", 2, "math_mode(fast)' is not known to the emulator"),
+        ("#pragma METAL fp math_mode(relaxed)\n", 1, "expected 'fp contract(off)'"),
+        ("#pragma METAL fp contract(perhaps)\n", 1, "contract(perhaps)"),
+        ("#pragma METAL fp contract(off) reassociate(on)\n", 1, "reassociate"),
+        ("#pragma METAL\n", 1, "is not known"),
         ("constant float4 c [[function_constant(0)]];", 1, "only scalars"),
         (
             "constant bool a [[function_constant(0)]];\nconstant bool b [[function_constant(0)]];",
@@ -196,7 +290,7 @@ fn damaged_sources_are_survived() {
         let lines = source.lines().filter(|l| !l.starts_with('#')).filter_map(|l| l.split("//").next());
         let plain: String = lines.map(|l| format!("{l}\n")).collect();
         for end in (0..plain.len()).step_by(5).filter(|e| plain.is_char_boundary(*e)) {
-            let _ = rewrite(&plain[..end], What { strict: end % 2 == 0, only: None });
+            let _ = rewrite(&plain[..end], What { strict: end % 2 == 0, ..What::RUN });
         }
         let tokens = Tokens::scan(&plain).unwrap();
         for t in tokens.list.iter().step_by(2) {

@@ -21,6 +21,8 @@ impl Rewriter<'_> {
         }
         match (self.t.word(at), self.t.word(at + 1)) {
             ("*" | "&", _) | ("(", "*" | "&") => Ok(i + 1),
+            // The elements of a tensor: `tensor<threadgroup half, ...>`.
+            ("," | ">", _) if i > 0 && self.t.word(i - 1) == "<" => Ok(i + 1),
             ("[" | ";" | "," | "=", _) if self.in_block() && at >= i + 3 => self.variable(i, at),
             _ => {
                 let what = format!(
@@ -91,6 +93,13 @@ impl Rewriter<'_> {
             text.push_str(&format!(
                 "threadgroup {type_name} (&{n}){d} = *(threadgroup {type_name} (*){d}) MSL_THREADGROUP(sizeof({type_name} {d}), \"{n}\"); "
             ));
+            // Apple's compiler takes zeros, and memory is as undefined as without.
+            if self.t.word(at) == "=" && self.t.word(at + 1) == "{" {
+                let close = self.t.closing(at + 1)?;
+                if (at + 2..close).all(|k| matches!(self.t.word(k), "0" | "0.0" | "0.0f")) {
+                    at = close + 1;
+                }
+            }
             match self.t.word(at) {
                 ";" => break,
                 "," => {

@@ -152,6 +152,20 @@ kernel void too_much_in_a_branch(device float * x [[buffer(0)]], uint t [[thread
         x[t] = b[t].x;
     }
 }
+kernel void much_of_its_own(device float * x [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
+    threadgroup float4 a[1280];
+    a[t] = float4(1.0f);
+    x[t] = a[t].y;
+}
+kernel void from_constant(constant ushort * x [[buffer(0)]], device uchar * y [[buffer(1)]]) { y[0] = x[0]; }
+kernel void never_ends(device atomic_uint * x [[buffer(0)]]) {
+    while (atomic_load_explicit(x, memory_order_relaxed) == 0) {
+    }
+}
+kernel void never_ends_together(device atomic_uint * x [[buffer(0)]]) {
+    do threadgroup_barrier(mem_flags::mem_none);
+    while (atomic_load_explicit(x, memory_order_relaxed) == 0);
+}
 kernel void race(device float * x [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
     threadgroup float s[64];
     s[t] = t;

@@ -47,7 +47,7 @@ kernel void small_floats(
     by[3 * n + i] = c;
     bfloat4 d = bfloat4(a, b, bfloat(1.0f), 2.0bf);
     by[4 * n + i] = (d * d).y;
-    by[5 * n + i] = max(a, b);
+    by[5 * n + i] = bfloat(max(a, b));
 }
 
 kernel void integers(

@@ -41,3 +41,5 @@ constant bool ATTENTION_BOTH_WAYS [[function_constant(49)]];
 // Decode: number of lanes that share a key, and of neighbouring keys that they load at once: 4, 8
 // or 16.
 constant uint ATTENTION_KEY_LANES [[function_constant(50)]];
+// Prefill: tiles are multiplied on the tensor units of Metal 4 (attention/tensor.h).
+constant bool ATTENTION_TENSOR [[function_constant(51)]];

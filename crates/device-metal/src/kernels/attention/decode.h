@@ -23,7 +23,8 @@
 //            12 k, 13 v (n, n_kv_heads * head_dim) f32, ATTENTION_FUSED
 //            14 norm weight of q, ATTENTION_Q_WEIGHT, 15 of k, ATTENTION_K_WEIGHT: (head_dim), with
 //               ATTENTION_WHOLE_ROWS (all heads, head_dim)
-//            16 frequencies of q, 17 of k (n_dims / 2), if ATTENTION_Q_ROPE or _K_ROPE is set
+//            16 turns of q, 17 of k (n, n_dims / 2) float2 (turns.h), if ATTENTION_Q_ROPE or
+//               _K_ROPE is set
 //            18 the layer's bias of keys (key_bias.h), ATTENTION_KEY_BIAS
 //            Buffers that the constants leave unused may be bound to anything. A layer's part of a
 //            page is aligned to 16 bytes.
@@ -63,10 +64,10 @@ template<class P> static inline float norm_factor(P values, uint n, float eps, u
 }
 
 // Normalises and rotates a head in threadgroup memory. One simdgroup calls it. `row` holds all
-// heads of the row, `weight` the norm weight of this head.
+// heads of the row, `weight` the norm weight of this head, `turns` the row's cosines and sines.
 static inline void norm_and_turn(threadgroup float * head, device const float * row, uint n_heads, bool norm, bool weighted,
                                  uint rope, constant TurnArguments & turn, device const float * weight,
-                                 device const float * frequencies, uint position, ushort lane) {
+                                 device const float2 * turns, ushort lane) {
     if (norm) {
         const float factor = ATTENTION_WHOLE_ROWS ? norm_factor(row, n_heads * ATTENTION_HEAD_DIM, turn.eps, lane)
                                                   : norm_factor((threadgroup const float *) head, ATTENTION_HEAD_DIM, turn.eps, lane);
@@ -79,7 +80,7 @@ static inline void norm_and_turn(threadgroup float * head, device const float * 
     }
     if (rope != ROPE_NONE) {
         for (uint pair = lane; pair < turn.n_dims / 2; pair += 32) {
-            const float2 t = turn_of(position, frequencies[pair], turn.scale);
+            const float2 t = turns[pair];
             const uint2 columns = pair_of(rope, pair, turn.n_dims);
             const float a = head[columns.x], b = head[columns.y];
             head[columns.x] = a * t.x - b * t.y;
@@ -126,15 +127,15 @@ struct DecodeMemory {
     threadgroup float * terms;           // (ATTENTION_HEADS, n_terms), if biased
 };
 
-// The row's vectors in device memory, with norm weights and frequencies.
+// The row's vectors in device memory, with norm weights, and its cosines and sines.
 struct DecodeInputs {
     device const float * q;
     device const float * k;
     device const float * v;
     device const float * q_weight;
     device const float * k_weight;
-    device const float * q_frequencies;
-    device const float * k_frequencies;
+    device const float2 * q_turns;
+    device const float2 * k_turns;
 };
 
 // Running sums of the online softmax, by head. A lane has every VALUE_LANES-th vector of columns.
@@ -211,7 +212,7 @@ static inline void prepare_query(threadgroup float * head, constant AttentionArg
         // Absent heads use the norm weight of the last one.
         const uint weight_at = ATTENTION_WHOLE_ROWS ? (w.first_head + min(i, w.n_heads - 1)) * ATTENTION_HEAD_DIM : 0;
         norm_and_turn(head, in.q + ulong(w.row) * a.n_heads * ATTENTION_HEAD_DIM, a.n_heads, ATTENTION_Q_NORM, ATTENTION_Q_WEIGHT,
-                      ATTENTION_Q_ROPE, a.q, in.q_weight + weight_at, in.q_frequencies, w.own, lane);
+                      ATTENTION_Q_ROPE, a.q, in.q_weight + weight_at, in.q_turns, lane);
     }
     for (uint c = lane; c < 4 * HEAD_FOURS; c += 32) head[c] *= a.scale;
     if (w.biased) {
@@ -235,7 +236,7 @@ static inline void store_own(threadgroup float * head, constant AttentionArgumen
     if (is_k) {
         const uint weight_at = ATTENTION_WHOLE_ROWS ? w.kv_head * ATTENTION_HEAD_DIM : 0;
         norm_and_turn(head, in.k + ulong(w.row) * a.pages.n_kv_heads * ATTENTION_HEAD_DIM, a.pages.n_kv_heads, ATTENTION_K_NORM,
-                      ATTENTION_K_WEIGHT, ATTENTION_K_ROPE, a.k, in.k_weight + weight_at, in.k_frequencies, w.own, lane);
+                      ATTENTION_K_WEIGHT, ATTENTION_K_ROPE, a.k, in.k_weight + weight_at, in.k_turns, lane);
     }
     if (ATTENTION_V_NORM && !is_k) {
         const float factor = norm_factor((threadgroup const float *) head, ATTENTION_HEAD_DIM, a.v_eps, lane);
@@ -455,8 +456,8 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
                              device const float * v_row [[buffer(13)]],
                              device const float * q_weight [[buffer(14)]],
                              device const float * k_weight [[buffer(15)]],
-                             device const float * q_frequencies [[buffer(16)]],
-                             device const float * k_frequencies [[buffer(17)]],
+                             device const float2 * q_turns [[buffer(16)]],
+                             device const float2 * k_turns [[buffer(17)]],
                              device const uint * bias_words [[buffer(18)]],
                              threadgroup float4 * memory [[threadgroup(0)]],
                              uint3 place [[threadgroup_position_in_grid]],
@@ -468,7 +469,8 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
     const DecodeWork w = decode_work<K, ENCODER>(a, step, positions, row_spans, spans, page_tables, bias_words, place);
     const DecodeMemory m = decode_memory(memory, sg, n_sg);
     const DecodeThread at = {tid, sg, n_sg, lane, uint(lane) / VALUE_LANES, uint(lane) % VALUE_LANES};
-    const DecodeInputs in = {q, k_row, v_row, q_weight, k_weight, q_frequencies, k_frequencies};
+    const DecodeInputs in = {q, k_row, v_row, q_weight, k_weight, q_turns + w.row * (a.q.n_dims / 2),
+                             k_turns + w.row * (a.k.n_dims / 2)};
 
     // A simdgroup prepares one vector at a time: a head of q, or k, or v.
     for (uint i = sg; i < ATTENTION_HEADS + (w.fused ? w.n_stored : 0); i += n_sg) {

@@ -5,6 +5,9 @@
 //
 //     out = softmax(softcap(scale * q k^T)) v     over the positions that each row sees
 //
+// Scores are in units of ln 2: exp(s - m) = exp2((s - m) / ln 2). q is scaled by scale / ln 2, so
+// that the exponentials need no product; softcap bounds scores before they are divided.
+//
 // Host contract
 //   buffers  0 AttentionArguments (attention/arguments.h)    1 Step
 //            2 q (n, n_heads * head_dim) f32, aligned to 4 bytes
@@ -18,7 +21,8 @@
 //   grid     (ceil(n / R), n_kv_heads * ceil(group / H), 1): H = ATTENTION_HEADS, at most 8,
 //            group = n_heads / n_kv_heads, R = floor(8 * B / H) rows, B from the table
 //   constants ATTENTION_HEAD_DIM, _HEADS, _SOFTCAP; for attention_prefill also _SINKS, _WINDOW,
-//            _CHUNKED, _BOTH_WAYS, _KEY_BIAS; for self_attention also _WINDOW
+//            _CHUNKED, _BOTH_WAYS, _KEY_BIAS; for self_attention also _WINDOW;
+//            _TENSOR: attention/tensor.h
 //   threadgroup memory  none to be set
 //   reads    K and V of the positions that a tile's rows see, once for R rows and H heads
 //
@@ -52,14 +56,17 @@
 #define SCORE_STRIDE 36
 #define PROBABILITY_STRIDE 40
 
+// `probability(s)` is 2^s. One that is rounded to half needs no more than the fast function.
 template<class T> struct AttentionOperand;
 template<> struct AttentionOperand<float> {
     static float4 of(float4 v) { return v; }
     static float one(float v) { return v; }
+    static float probability(float s) { return precise::exp2(s); }
 };
 template<> struct AttentionOperand<half> {
     static half4 of(float4 v) { return half4(clamp(v, float4(-65504.0f), float4(65504.0f))); }
     static half one(float v) { return half(clamp(v, -65504.0f, 65504.0f)); }
+    static float probability(float s) { return fast::exp2(s); }
 };
 
 // Stages 64 columns of 32 vectors. Thread `tid` writes 16 columns of vector tid / 4, zeros if the
@@ -117,13 +124,15 @@ struct StagedVectors {
 
 template<class T> struct PrefillMemory {
     threadgroup T * q;             // (8 B, CHUNKS * 64 + 8), scaled
-    threadgroup T * staged;        // (32, STAGE_STRIDE)
+    threadgroup T * staged;        // (32, STAGE_STRIDE), STAGE_OPERANDS of memory
     threadgroup float * scores;    // (8 B, SCORE_STRIDE)
     threadgroup T * probabilities; // (8 B, stride); floats overwrite the scores that they come from
     threadgroup float * shrinks;   // (B, 8, 8), diagonal matrices
     threadgroup float * factors;   // (8 B), factors of the pairs' sums at the end
     threadgroup uint * shrunk;     // (4), by simdgroup: 1 if the sums of one of its pairs must shrink
 
+    // Returns true if the sums of a pair must shrink.
+    bool must_shrink() const { return shrunk[0] + shrunk[1] + shrunk[2] + shrunk[3] != 0; }
     // Operands between the starts of two pairs' probabilities.
     static short stride() { return sizeof(T) == 4 ? SCORE_STRIDE : PROBABILITY_STRIDE; }
 };
@@ -133,8 +142,14 @@ template<class T> struct PrefillMemory {
 template<short B, short CHUNKS> struct PrefillSums {
     simdgroup_float8x8 m[B * CHUNKS * 2];
     float most[B * 2];  // largest score so far
-    float total[B * 2]; // sum of exp(score - most)
+    float total[B * 2]; // sum of 2^(score - most)
 };
+
+// Scores are natural ones times this.
+#define SCORE_UNIT M_LOG2E_F
+
+// Factor on the products of queries and keys.
+static inline float product_scale(constant AttentionArguments & a) { return ATTENTION_SOFTCAP ? a.scale : a.scale * SCORE_UNIT; }
 
 // Groups of eight columns in a head.
 #define HEAD_EIGHTS ((ATTENTION_HEAD_DIM + 7) / 8)
@@ -160,10 +175,11 @@ static inline PrefillWork prefill_work(constant AttentionArguments & a, device c
 template<class T, short B, short CHUNKS>
 static inline void stage_queries(PrefillMemory<T> m, PrefillWork w, constant AttentionArguments & a, device const float * q,
                                  ushort tid) {
+    const float scale = product_scale(a);
     for (uint i = tid; i < B * 8 * CHUNKS * 64; i += 128) {
         const uint pair = i / (CHUNKS * 64), column = i % (CHUNKS * 64);
         float value = 0.0f;
-        if (w.has(pair) && column < ATTENTION_HEAD_DIM) value = a.scale * q[w.start(w.row(pair), w.head(pair), a.n_heads) + column];
+        if (w.has(pair) && column < ATTENTION_HEAD_DIM) value = scale * q[w.start(w.row(pair), w.head(pair), a.n_heads) + column];
         m.q[pair * (CHUNKS * 64 + 8) + column] = AttentionOperand<T>::one(value);
     }
     for (uint i = tid; i < B * 64; i += 128) m.shrinks[i] = 0.0f;
@@ -275,8 +291,17 @@ static inline void add_tile_bias(PrefillMemory<T> m, PrefillWork w, constant Att
         }
     }
     #pragma clang loop unroll(full)
-    for (short i = 0; i < B * 2; i++) m.scores[(sg + 4 * i) * SCORE_STRIDE + lane] += a.scale * missing[i];
+    for (short i = 0; i < B * 2; i++) m.scores[(sg + 4 * i) * SCORE_STRIDE + lane] += product_scale(a) * missing[i];
     simdgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// The softmax of no positions.
+template<short B, short CHUNKS> static inline void reset_softmax(thread PrefillSums<B, CHUNKS> & sums) {
+    #pragma clang loop unroll(full)
+    for (short i = 0; i < B * 2; i++) {
+        sums.most[i] = LEAST_SCORE;
+        sums.total[i] = 0.0f;
+    }
 }
 
 // Returns true if row `row` of the tile sees position `at`.
@@ -305,14 +330,18 @@ static inline void write_probabilities(thread PrefillSums<B, CHUNKS> & sums, Pre
     for (short i = 0; i < B * 2; i++) {
         const uint pair = sg + 4 * i;
         const bool seen = pair < w.n_pairs && sees<SOURCE>(s, a, w.row(pair), at);
-        const float score = seen ? capped(m.scores[pair * SCORE_STRIDE + lane], a.softcap) : LEAST_SCORE;
+        float score = LEAST_SCORE;
+        if (seen) score = m.scores[pair * SCORE_STRIDE + lane];
+        if (seen && ATTENTION_SOFTCAP) score = SCORE_UNIT * capped(score, a.softcap);
         const float most = max(sums.most[i], simd_max(score));
-        const float p = seen ? exp(score - most) : 0.0f, shrink = exp(sums.most[i] - most);
+        const float p = seen ? AttentionOperand<T>::probability(score - most) : 0.0f;
+        const bool grows = most > sums.most[i];
+        const float shrink = grows ? AttentionOperand<T>::probability(sums.most[i] - most) : 1.0f;
         sums.total[i] = sums.total[i] * shrink + simd_sum(p);
         sums.most[i] = most;
         m.probabilities[pair * m.stride() + lane] = T(p);
         if (lane == 0) m.shrinks[pair / 8 * 64 + pair % 8 * 9] = shrink;
-        shrinking = shrinking || shrink != 1.0f;
+        shrinking = shrinking || grows;
     }
     if (lane == 0) m.shrunk[sg] = shrinking ? 1 : 0;
 }
@@ -320,7 +349,7 @@ static inline void write_probabilities(thread PrefillSums<B, CHUNKS> & sums, Pre
 // Shrinks the sums of values, if any pair's largest score grew.
 template<class T, short B, short CHUNKS>
 static inline void shrink_sums(thread PrefillSums<B, CHUNKS> & sums, PrefillMemory<T> m) {
-    if (m.shrunk[0] + m.shrunk[1] + m.shrunk[2] + m.shrunk[3] == 0) return;
+    if (!m.must_shrink()) return;
     #pragma clang loop unroll(full)
     for (short b = 0; b < B; b++) {
         simdgroup_float8x8 diagonal;
@@ -371,9 +400,9 @@ static inline void write_factors(thread const PrefillSums<B, CHUNKS> & sums, Pre
         const uint pair = sg + 4 * i;
         float factor = sums.total[i] > 0.0f ? 1.0f / sums.total[i] : 0.0f;
         if (SOURCE == SOURCE_CACHE && ATTENTION_SINKS && w.head(pair) < w.n_heads) {
-            const float sink = sinks[w.first_head + w.head(pair)];
-            const float most = max(sums.most[i], sink), shrink = exp(sums.most[i] - most);
-            factor = shrink / (sums.total[i] * shrink + exp(sink - most));
+            const float sink = SCORE_UNIT * sinks[w.first_head + w.head(pair)];
+            const float most = max(sums.most[i], sink), shrink = precise::exp2(sums.most[i] - most);
+            factor = shrink / (sums.total[i] * shrink + precise::exp2(sink - most));
         }
         if (lane == 0) m.factors[pair] = factor;
     }
@@ -400,6 +429,8 @@ static inline void write_rows(thread const PrefillSums<B, CHUNKS> & sums, Prefil
     }
 }
 
+#include "attention/tensor.h"
+
 // B: blocks of eight pairs. CHUNKS: chunks of 64 columns.
 template<class K, short B, short CHUNKS, short SOURCE>
 kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
@@ -419,7 +450,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
                               ushort lane [[thread_index_in_simdgroup]]) {
     typedef typename K::Operand T;
     threadgroup float4 q_memory[B * 8 * (CHUNKS * 64 + 8) * sizeof(T) / 16];
-    threadgroup float4 stage_memory[32 * STAGE_STRIDE * sizeof(T) / 16];
+    threadgroup float4 stage_memory[STAGE_OPERANDS(B, CHUNKS) * sizeof(T) / 16];
     threadgroup float4 score_memory[B * 8 * SCORE_STRIDE / 4];
     threadgroup float4 probability_memory[sizeof(T) == 4 ? 1 : B * 8 * PROBABILITY_STRIDE * sizeof(T) / 16];
     threadgroup float shrinks[B * 64];
@@ -434,14 +465,18 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
     if (w.biased) w.known = key_bias(bias_words, a.pages.n_kv_heads, w.kv_head);
     stage_queries<T, B, CHUNKS>(m, w, a, q, tid);
 
+#ifdef WITH_TENSORS
+    if constexpr (HAS_TENSOR_TILES(B)) {
+        if (ATTENTION_TENSOR) {
+            attend_by_tensors<K, B, CHUNKS, SOURCE>(m, w, a, step, q, row_spans, spans, page_tables, sinks, out, k_rows, v_rows, tid, sg, lane);
+            return;
+        }
+    }
+#endif
     PrefillSums<B, CHUNKS> sums;
     #pragma clang loop unroll(full)
     for (short i = 0; i < B * CHUNKS * 2; i++) sums.m[i] = make_filled_simdgroup_matrix<float, 8>(0.0f);
-    #pragma clang loop unroll(full)
-    for (short i = 0; i < B * 2; i++) {
-        sums.most[i] = LEAST_SCORE;
-        sums.total[i] = 0.0f;
-    }
+    reset_softmax(sums);
     const uint last_span = row_spans[w.end_row - 1];
     for (uint index = row_spans[w.first_row]; index <= last_span; index++) {
         const PrefillSpan s = prefill_span<K, SOURCE>(w, a, step, spans, page_tables, index);

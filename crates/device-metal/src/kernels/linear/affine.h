@@ -5,7 +5,8 @@
 //
 // Also CTranslate2's rows of signed integers, with one divisor a row.
 //
-// Codes are aligned to 2 bytes, scales to their size.
+// Codes are aligned to 2 bytes, scales to their size. With AFFINE_WIDE a span's codes are one load:
+// codes of 4 and 8 bits are then aligned to 8 and 16 bytes.
 #pragma once
 #include "linear/block.h"
 
@@ -24,20 +25,30 @@ template<short BITS> struct Affine : WholeBlocks {
         return float4(1.0f, 1.0f / float(1 << BITS), 1.0f / float(1 << 2 * BITS), 1.0f / float(1 << 3 * BITS));
     }
 
-    // Four neighbouring codes of the 16, the first in the lowest bits.
-    static uint four(device const ushort * words, short j) {
-        const short word = j * BITS / 4, shift = j * BITS % 4 * 4;
-        uint bits = uint(words[word]);
-        if (word + 1 < BITS) bits |= uint(words[word + 1]) << 16;
-        return bits >> shift;
+    // Codes 4 j to 4 j + 3 of a span for each j, the first in the lowest bits of a word.
+    static uint4 fours(device const uchar * span) {
+        if (AFFINE_WIDE && BITS == 8) return *(device const uint4 *) span;
+        if (AFFINE_WIDE && BITS == 4) {
+            const uint2 words = *(device const uint2 *) span;
+            return uint4(words.x, words.x >> 16, words.y, words.y >> 16);
+        }
+        device const ushort * words = (device const ushort *) span;
+        uint4 fours;
+        for (short j = 0; j < 4; j++) {
+            const short word = j * BITS / 4, shift = j * BITS % 4 * 4;
+            uint bits = uint(words[word]);
+            if (word + 1 < BITS) bits |= uint(words[word + 1]) << 16;
+            fours[j] = bits >> shift;
+        }
+        return fours;
     }
 
     static Codes<1> load(WeightRow row, uint span, uint) {
-        device const ushort * words = (device const ushort *) (row.codes + span * 2 * BITS);
+        const uint4 words = fours(row.codes + span * 2 * BITS);
         const uint mask = (1u << BITS) - 1, group = span * 16 / AFFINE_GROUP;
         Codes<1> codes;
         for (short j = 0; j < 4; j++) {
-            const uint bits = four(words, j);
+            const uint bits = words[j];
             codes.q[j] = float4(float(bits & mask), float(bits & mask << BITS), float(bits & mask << 2 * BITS),
                                 float(bits & mask << 3 * BITS));
         }

@@ -62,7 +62,7 @@ struct ExpertArguments {
     uint beside_n_out;       // rows of the dense weight
 };
 
-// Up to 32 pairs of one expert (expert_groups.metal, expert_linear.h): 16 bytes.
+// Up to 64 pairs of one expert (expert_groups.metal, expert_linear.h): 16 bytes.
 struct ExpertTile {
     uint expert;  // index of the expert
     uint first;   // index into `order` of the first pair
@@ -70,10 +70,14 @@ struct ExpertTile {
     uint zero;    // padding
 };
 
-// Arguments of embed.h: 16 bytes.
+// Arguments of embed.h: 32 bytes.
 struct EmbedArguments {
     uint n_cols;      // columns of the table and of out
     uint row_bytes;   // bytes of a row of the table, without planes
     uint scale_bytes; // bytes of a row of the plane of scales; 0 without planes
     float scale;      // factor on every value
+    uint n_turns;     // pairs of all tables of cosines and sines (turns.h); 0: written elsewhere
+    uint reserved0;
+    uint reserved1;
+    uint reserved2;
 };

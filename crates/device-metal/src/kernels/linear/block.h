@@ -15,14 +15,14 @@
 //                                    product with the codes
 //   Codes<GROUPS> load(row, span, n_in)   value = scale[g] * factor * q + offset[g]
 //   uint row_bytes(n_in)             bytes of a row, for last types of linear/mixed.metal
-//   Values decode(row, index, n_in)  values of columns 16 * index .. + 15, for matrices and embed
+//   Values decode(row, index, n_in)  values of columns 16 * index .. + 15, for tiles
 //
-// The most common types also have these, so that tiles can load words long before they decode them
-// (`Held`):
+// The most common types have these instead of `decode`, so that tiles can load words long before
+// they decode them (`Held`):
 //
 //   typedef .. Raw                   the words that hold 16 neighbouring values
-//   Raw read(row, index)             loads the words of columns 16 * index .. + 15
-//   Values values(raw, index)        decodes them
+//   Raw read(row, index, n_in)       loads the words of columns 16 * index .. + 15
+//   HalfValues values(raw, index)    decodes them, none beyond 65504
 //
 // The factors save shifts of codes: `word & 0x0f00` is 256 times the code, and x is divided by 256
 // once for all rows of the weight. Powers of two are exact.
@@ -51,6 +51,12 @@ struct Values {
     float4 v[4];
 };
 
+// 16 neighbouring values as operands of matrices. A decoder that returns them bounds the scale of
+// the values, once, so that no value is beyond 65504 and none has to be clamped.
+struct HalfValues {
+    half4 v[4];
+};
+
 // 16 neighbouring values that are loaded early: the words of types with `read`, the decoded values
 // of other types.
 template<class D, bool WORDS = D::WORDS> struct Held {
@@ -60,8 +66,8 @@ template<class D, bool WORDS = D::WORDS> struct Held {
 };
 template<class D> struct Held<D, true> {
     typename D::Raw held;
-    void load(WeightRow row, uint index, uint) { held = D::read(row, index); }
-    Values values(uint index) const { return D::values(held, index); }
+    void load(WeightRow row, uint index, uint n_in) { held = D::read(row, index, n_in); }
+    HalfValues values(uint index) const { return D::values(held, index); }
 };
 
 // The factors of `bytes_in_place`: 2^0, 2^-8, 2^-16, 2^-24.
@@ -119,7 +125,7 @@ static inline float load_half(device const uchar * p) {
 // 16 bytes of a block and its scale, for Q4_0 and Q8_0.
 struct ScaledWords {
     uint4 qs;
-    float d;
+    half d;
 };
 
 // Loads the scale at the start of a block, and the 16 bytes from `at` on. Block and `at` are
@@ -127,7 +133,7 @@ struct ScaledWords {
 static inline ScaledWords scaled_words(device const uchar * block, uint at) {
     ScaledWords words;
     for (short j = 0; j < 4; j++) words.qs[j] = load_2(block + at + 4 * j);
-    words.d = load_half(block);
+    words.d = *(device const half *) block;
     return words;
 }
 
@@ -136,10 +142,26 @@ static inline float4 bytes_in_place(uint word, uint mask) {
     return float4(float(word & mask), float(word & mask << 8), float(word & mask << 16), float(word & mask << 24));
 }
 
-// The masked part of each byte.
-static inline float4 bytes_of(uint word, uint mask) {
-    return float4(float(word & mask), float(word >> 8 & mask), float(word >> 16 & mask), float(word >> 24 & mask));
+// The masked part of each byte, as low bits of halves whose other bits are `bits`. No conversion is
+// needed: with 0x6400 the half of a part n is 1024 + n; with 0x5400 it is 64 + n / 16.
+static inline half4 bytes_in_halves(uint word, uint mask, uint bits) {
+    const uint masks = mask | mask << 16, ones = bits | bits << 16;
+    const half2 even = as_type<half2>((word & masks) | ones), odd = as_type<half2>((word >> 8 & masks) | ones);
+    return half4(even.x, odd.x, even.y, odd.y);
 }
+
+// The masked part of each byte, less a whole number.
+static inline half4 bytes_less(uint word, uint mask, half less) {
+    return bytes_in_halves(word, mask, 0x6400) - (1024.0h + less);
+}
+
+// The low, or the high, nibble of each byte, less a whole number. A high nibble is not shifted.
+static inline half4 nibbles_less(uint word, bool high, half less) {
+    return bytes_in_halves(word, high ? 0xf0 : 0x0f, high ? 0x5400 : 0x6400) - ((high ? 64.0h : 1024.0h) + less);
+}
+
+// The masked part of each byte.
+static inline float4 bytes_of(uint word, uint mask) { return float4(bytes_less(word, mask, 0.0h)); }
 
 // 2^(e - 128), half the value of the E8M0 exponent e. The two smallest are subnormal.
 static inline float e8m0_half(uint e) {

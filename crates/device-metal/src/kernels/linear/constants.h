@@ -35,6 +35,9 @@ constant uint AFFINE_GROUP [[function_constant(10)]];
 constant uint AFFINE_SCALE [[function_constant(11)]];
 // For affine types: there are no offsets, codes count from the middle.
 constant bool AFFINE_SYMMETRIC [[function_constant(12)]];
+// For affine types of 4 and 8 bits: the codes of all weights start at multiples of 8 or 16 bytes,
+// those of 16 columns.
+constant bool AFFINE_WIDE [[function_constant(19)]];
 // For expert_linear: each chosen expert has its own part of x.
 constant bool EXPERTS_OWN_INPUT [[function_constant(13)]];
 // For expert_linear: out = sum over the chosen experts of weight * product, for one row of x.
@@ -45,5 +48,7 @@ constant bool EXPERTS_BESIDE [[function_constant(16)]];
 constant bool LINEAR_UP [[function_constant(17)]];
 // Each row has a gate: out = residual + sigmoid(row_gate) * product. With LINEAR_RESIDUAL.
 constant bool LINEAR_ROW_GATE [[function_constant(18)]];
-// The product runs on the tensor units of Metal 4 (linear/tensor.h).
+// GEMM only, also of experts: no value of x exceeds the range of a half.
+constant bool LINEAR_BOUNDED [[function_constant(29)]];
+// Tiles are multiplied on the tensor units of Metal 4 (linear/tensor.h).
 constant bool LINEAR_TENSOR [[function_constant(14)]];

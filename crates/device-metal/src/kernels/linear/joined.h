@@ -14,7 +14,8 @@
 //            24 sum (cols), overlaps no input
 //            25 up (n_out_0), LINEAR_UP
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
-//   grid     (ceil(G / (S / LINEAR_SPLIT * passes)), 1, 1), G as in linear/gemv.h; there is one row
+//   grid     (ceil(G / (S / LINEAR_SPLIT * passes)), 1, 1), G as in linear/gemv.h with R = 4; there
+//            is one row
 //   constants those of linear/gemv.h, with LINEAR_NORM, _RESIDUAL and _ROW_GATE false; those of
 //            join.h, with JOIN_PARTS false, JOIN_NORM true, JOIN_NORMS 0 or 1
 //   threadgroup memory 0  16 * ceil(n_in / 4) bytes
@@ -70,7 +71,7 @@ kernel void linear_joined(constant JoinedArguments & a [[buffer(0)]],
     const uint first = (place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT) * a.passes;
     for (uint pass = 0; pass < a.passes; pass++) {
         const GemvPlace of_pass = {sg, lane, pass, 0, 1};
-        gemv_block<D, LAST, 1>(a.linear, weights, input, norm, up, up, first + pass, shared, of_pass);
+        gemv_block<D, LAST, 1, 4>(a.linear, weights, input, norm, up, up, first + pass, shared, of_pass);
     }
     if (LINEAR_ARGMAX) write_best<1>(partials, shared, 1, n_sg, place.x, n_places.x, tid);
 }

@@ -49,6 +49,24 @@ static inline KScales k_scales(KWords w, uint c) {
     return k;
 }
 
+// One sub-block: value = scale * q - min.
+struct KScale {
+    float scale;
+    float min;
+};
+
+// Returns one of two sub-blocks for codes up to `most`. Scales and mins of one sign, which all
+// quantizers write, make no value beyond 65504, since scale * most and min are clamped to it.
+static inline KScale bounded(KScales k, bool second, float most) {
+    KScale one;
+    one.scale = clamp(second ? k.scale.y : k.scale.x, -65504.0f / most, 65504.0f / most);
+    one.min = clamp(second ? k.min.y : k.min.x, -65504.0f, 65504.0f);
+    return one;
+}
+
+// The values of four codes, rounded once.
+static inline half4 scaled(half4 q, KScale k) { return half4(fma(float4(q), float4(k.scale), float4(-k.min))); }
+
 // Blocks of 256 values in four chunks of 64. Byte b of the 32 bytes of a chunk holds values b and
 // b + 32. A lane loads 8 bytes of a chunk.
 struct ChunkBlocks : WholeBlocks {

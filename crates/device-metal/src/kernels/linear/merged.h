@@ -61,5 +61,5 @@ kernel void linear_merged(constant MergedArguments & a [[buffer(0)]],
     const GemvMemory<1> shared = {levels, split_sums, split_squares, best};
     const GemvPlace at = {sg, lane, 0, 0, 1};
     // `norm` is passed as norm and as row gate, but read as neither: both constants are false.
-    gemv_block<D, D, 1>(a.linear, weights, input, norm, other, norm, place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT, shared, at);
+    gemv_block<D, D, 1, 4>(a.linear, weights, input, norm, other, norm, place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT, shared, at);
 }

@@ -36,13 +36,24 @@ struct MXFP4 : WholeBlocks {
         return codes;
     }
 
-    static Values decode(WeightRow row, uint index, uint) {
+    enum { WORDS = 1 };
+    struct Raw {
+        uint4 qs;
+        uint e;
+    };
+    static Raw read(WeightRow row, uint index, uint) {
         device const uchar * block = row.codes + index / 2 * 17;
-        const float d = e8m0_half(block[0]);
-        Values values;
-        for (short j = 0; j < 4; j++) {
-            values.v[j] = d * (2.0f * numbers(load_1(block + 1 + 4 * j) >> index % 2 * 4));
-        }
+        Raw raw;
+        for (short j = 0; j < 4; j++) raw.qs[j] = load_1(block + 1 + 4 * j);
+        raw.e = block[0];
+        return raw;
+    }
+    // Numbers are at most 6, so that values exceed a half only if the scale exceeds 2^13, which
+    // bounds it.
+    static HalfValues values(Raw raw, uint index) {
+        const float d = min(2.0f * e8m0_half(raw.e), 8192.0f);
+        HalfValues values;
+        for (short j = 0; j < 4; j++) values.v[j] = half4(d * numbers(raw.qs[j] >> index % 2 * 4));
         return values;
     }
 };

@@ -20,11 +20,12 @@ struct Q4_0 : NibbleBlocks {
 
     enum { WORDS = 1 };
     typedef ScaledWords Raw;
-    static Raw read(WeightRow row, uint index) { return scaled_words(row.codes + index / 2 * 18, 2); }
-    static Values values(Raw raw, uint index) {
-        Values values;
-        for (short j = 0; j < 4; j++) values.v[j] = raw.d * (bytes_of(raw.qs[j] >> index % 2 * 4, 15) - 8.0f);
+    static Raw read(WeightRow row, uint index, uint) { return scaled_words(row.codes + index / 2 * 18, 2); }
+    // |q - 8| <= 8, so that values exceed a half only if |d| > 8188, which is clamped.
+    static HalfValues values(Raw raw, uint index) {
+        const half d = clamp(raw.d, -8188.0h, 8188.0h);
+        HalfValues values;
+        for (short j = 0; j < 4; j++) values.v[j] = nibbles_less(raw.qs[j], index % 2 == 1, 8.0h) * d;
         return values;
     }
-    static Values decode(WeightRow row, uint index, uint) { return values(read(row, index), index); }
 };

@@ -23,10 +23,10 @@ struct Q4_1 : NibbleBlocks {
     static Values decode(WeightRow row, uint index, uint) {
         device const uchar * block = row.codes + index / 2 * 20;
         const half2 dm = as_type<half2>(load_4(block));
-        const uint shift = index % 2 * 4;
         Values values;
         for (short j = 0; j < 4; j++) {
-            values.v[j] = float(dm.x) * bytes_of(load_4(block + 4 + 4 * j) >> shift, 15) + float(dm.y);
+            const half4 q = nibbles_less(load_4(block + 4 + 4 * j), index % 2 == 1, 0.0h);
+            values.v[j] = float(dm.x) * float4(q) + float(dm.y);
         }
         return values;
     }

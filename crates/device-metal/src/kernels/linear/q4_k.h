@@ -29,7 +29,7 @@ struct Q4_K : ChunkBlocks {
         uint4 qs;
         KWords scales;
     };
-    static Raw read(WeightRow row, uint index) {
+    static Raw read(WeightRow row, uint index, uint) {
         device const uchar * block = row.codes + index / 16 * 144;
         const uint i = index % 16, c = i / 4;
         Raw raw;
@@ -37,13 +37,11 @@ struct Q4_K : ChunkBlocks {
         raw.scales = k_words(block, c);
         return raw;
     }
-    static Values values(Raw raw, uint index) {
-        const uint upper = index / 2 % 2;
-        const KScales k = k_scales(raw.scales, index % 16 / 4);
-        const float scale = upper ? k.scale.y : k.scale.x, min = upper ? k.min.y : k.min.x;
-        Values values;
-        for (short j = 0; j < 4; j++) values.v[j] = scale * bytes_of(raw.qs[j] >> 4 * upper, 15) - min;
+    static HalfValues values(Raw raw, uint index) {
+        const bool upper = index / 2 % 2 == 1;
+        const KScale k = bounded(k_scales(raw.scales, index % 16 / 4), upper, 15.0f);
+        HalfValues values;
+        for (short j = 0; j < 4; j++) values.v[j] = scaled(nibbles_less(raw.qs[j], upper, 0.0h), k);
         return values;
     }
-    static Values decode(WeightRow row, uint index, uint) { return values(read(row, index), index); }
 };

@@ -32,7 +32,7 @@ struct Q5_K : ChunkBlocks {
         uint4 fifth;
         KWords scales;
     };
-    static Raw read(WeightRow row, uint index) {
+    static Raw read(WeightRow row, uint index, uint) {
         device const uchar * block = row.codes + index / 16 * 176;
         const uint i = index % 16, c = i / 4;
         Raw raw;
@@ -41,17 +41,15 @@ struct Q5_K : ChunkBlocks {
         raw.scales = k_words(block, c);
         return raw;
     }
-    static Values values(Raw raw, uint index) {
+    static HalfValues values(Raw raw, uint index) {
         const uint i = index % 16, upper = i / 2 % 2;
-        const KScales k = k_scales(raw.scales, index % 16 / 4);
-        const float scale = upper ? k.scale.y : k.scale.x, min = upper ? k.min.y : k.min.x;
-        Values values;
+        const KScale k = bounded(k_scales(raw.scales, i / 4), upper == 1, 31.0f);
+        HalfValues values;
         for (short j = 0; j < 4; j++) {
             const uint low = raw.qs[j] >> 4 * upper & 0x0f0f0f0f;
             const uint high = (raw.fifth[j] >> i / 2 & 0x01010101) << 4;
-            values.v[j] = scale * bytes_of(low | high, 31) - min;
+            values.v[j] = scaled(bytes_less(low | high, 31, 0.0h), k);
         }
         return values;
     }
-    static Values decode(WeightRow row, uint index, uint) { return values(read(row, index), index); }
 };

@@ -34,7 +34,7 @@ struct Q6_K : QuarterBlocks {
         float d;
         float scale;
     };
-    static Raw read(WeightRow row, uint index) {
+    static Raw read(WeightRow row, uint index, uint) {
         device const uchar * block = row.codes + index / 16 * 210;
         const uint i = index % 16, h = i / 8, j = i / 2 % 4;
         Raw raw;
@@ -46,16 +46,16 @@ struct Q6_K : QuarterBlocks {
         raw.scale = float(((device const char *) (block + 192))[i]);
         return raw;
     }
-    static Values values(Raw raw, uint index) {
+    // |q - 32| <= 32, so that values exceed a half only if the scale exceeds 2047, which is clamped.
+    static HalfValues values(Raw raw, uint index) {
         const uint j = index % 16 / 2 % 4;
-        const float scale = raw.d * raw.scale;
-        Values values;
+        const float scale = clamp(raw.d * raw.scale, -2047.0f, 2047.0f);
+        HalfValues values;
         for (short n = 0; n < 4; n++) {
             const uint low = raw.low[n] >> j / 2 * 4 & 0x0f0f0f0f;
             const uint high = (raw.high[n] >> 2 * j & 0x03030303) << 4;
-            values.v[n] = scale * (bytes_of(low | high, 63) - 32.0f);
+            values.v[n] = half4(float4(bytes_less(low | high, 63, 32.0h)) * scale);
         }
         return values;
     }
-    static Values decode(WeightRow row, uint index, uint) { return values(read(row, index), index); }
 };

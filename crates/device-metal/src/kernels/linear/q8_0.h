@@ -22,11 +22,13 @@ struct Q8_0 : WholeBlocks {
 
     enum { WORDS = 1 };
     typedef ScaledWords Raw;
-    static Raw read(WeightRow row, uint index) { return scaled_words(row.codes + index / 2 * 34, 2 + index % 2 * 16); }
-    static Values values(Raw raw, uint) {
-        Values values;
-        for (short j = 0; j < 4; j++) values.v[j] = raw.d * float4(as_type<char4>(raw.qs[j]));
+    static Raw read(WeightRow row, uint index, uint) { return scaled_words(row.codes + index / 2 * 34, 2 + index % 2 * 16); }
+    // |q| <= 128, so that values exceed a half only if |d| > 511.75, which is clamped. q + 128 is the
+    // byte with its sign flipped.
+    static HalfValues values(Raw raw, uint) {
+        const half d = clamp(raw.d, -511.75h, 511.75h);
+        HalfValues values;
+        for (short j = 0; j < 4; j++) values.v[j] = bytes_less(raw.qs[j] ^ 0x80808080, 255, 128.0h) * d;
         return values;
     }
-    static Values decode(WeightRow row, uint index, uint) { return values(read(row, index), index); }
 };

@@ -1,5 +1,5 @@
 // Choice of a weight, and of rows of it, for a threadgroup or a simdgroup of a dispatch with
-// several weights. A unit is 4 rows of a weight for a simdgroup of linear/gemv.h, and 64 for a
+// several weights. A unit is 4 or 8 rows of a weight for a simdgroup of linear/gemv.h, and 64 for a
 // threadgroup of linear/gemm.h.
 #pragma once
 #include "linear/arguments.h"

@@ -15,8 +15,8 @@ use std::path::PathBuf;
 #[derive(Args, Clone)]
 #[command(after_help = "\
 Examples:
-  ingle metal-selftest                  (on a Mac with Apple Silicon: writes report.txt)
-  ingle metal-selftest --minutes 10     (the most important cases)
+  ingle metal-selftest                  (on a Mac with Apple Silicon: writes report.txt in ten minutes)
+  ingle metal-selftest --minutes 60     (everything)
   ingle metal-selftest --compile-only   (works in a virtual machine)
   ingle metal-selftest --emulated --every 50   (on Linux; times are meaningless)
 
@@ -31,8 +31,10 @@ pub struct MetalSelftest {
     report: PathBuf,
 
     /// End after about N minutes
-    #[arg(long, value_name = "N")]
-    minutes: Option<f64>,
+    ///
+    /// The report says what was not run.
+    #[arg(long, value_name = "N", default_value_t = 10.0)]
+    minutes: f64,
 
     /// Only compile the shaders, and print the compiler's messages
     #[arg(long)]
@@ -48,17 +50,17 @@ pub struct MetalSelftest {
     #[arg(long, value_name = "N", default_value_t = 1)]
     every: usize,
 
-    /// Run only cases whose op or name contains this text
+    /// Run only cases whose op or name contains this text, and compile only their files
     #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
+    only: Vec<String>,
 
-    /// End a stage that prints nothing for this time
+    /// End a stage that prints nothing for this time while kernels run
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     patience: u64,
 
     /// Multiply tiles on the tensor units of an M5 (untested)
     ///
-    /// macOS 26 is needed.
+    /// macOS 26.2 is needed.
     #[arg(long, conflicts_with = "emulated")]
     tensors: bool,
 
@@ -72,7 +74,7 @@ pub struct MetalSelftest {
 
     /// Replace the source of a kernel file in the emulator, to test that the report finds a defect
     #[arg(long, value_name = "PATH=FILE", hide = true, requires = "emulated")]
-    replace: Option<String>,
+    replace: Vec<String>,
 
     /// Run this stage in this process, from this item on; the parent process sets it
     #[arg(long, value_name = "STAGE:ITEM", hide = true)]

@@ -1,9 +1,4 @@
-//! Compiles every kernel for the given architectures, without a GPU. It writes the archive that the
-//! next build embeds in the binary, and the table of registers and spills that CI compares.
-//!
-//! `compile_kernels [--nvrtc PATH] [--check] [--only TEXT] ARCHITECTURE...` (`cargo xtask
-//! cuda-kernels` fetches NVRTC and calls it). `--check` writes nothing, and fails if the table
-//! differs from the recorded one.
+//! The compilation, and its command line.
 
 use ingle_device_cuda::{kernels, nvrtc::Nvrtc};
 use std::collections::BTreeMap;
@@ -11,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
+/// A result whose error is printed.
+pub type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// Registers and spilled bytes of each kernel, by architecture, file and kernel.
 type Table = BTreeMap<(String, String, String), (u32, u32)>;
 
-fn main() -> Fallible<()> {
+/// Compiles the kernels for the architectures that the arguments name.
+pub fn main() -> Fallible<()> {
     let (mut nvrtc, mut check, mut only, mut architectures) = (None, false, String::new(), Vec::new());
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {

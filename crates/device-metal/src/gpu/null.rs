@@ -1,38 +1,50 @@
-//! A GPU that runs nothing: it counts its calls, and its buffers are host memory. For tests of
-//! tables.
-#![allow(clippy::unwrap_used, dead_code)]
+//! A GPU that runs nothing. It counts its calls, and remembers the kernels of dispatches. The
+//! self-test asks it which kernels a case runs; tests of tables count with it.
 
+use super::{Buffer, Common, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, Residency, Unlimited};
 use device::{Error, Result};
-use ingle_device_metal::gpu::{
-    Buffer, Common, Dispatch, Encoder, Facts, Gpu, Memory, MetalGpu, Request, Residency,
-};
-use std::sync::Mutex;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use weights::Bytes;
 
 /// Zeroed memory, never moved.
-pub struct HostBuffer(Mutex<Box<[u64]>>, usize, usize);
+pub struct HostBuffer {
+    _memory: Mutex<Box<[u64]>>,
+    len: usize,
+    start: usize,
+}
+
+/// A kernel, and whether a dispatch used it.
+#[derive(Debug)]
+pub struct Recorded {
+    request: Request,
+    has_run: AtomicBool,
+}
 
 impl Buffer for HostBuffer {
     fn len(&self) -> usize {
-        self.1
+        self.len
     }
 
     fn start(&self) -> *mut u8 {
-        self.2 as *mut u8
+        self.start as *mut u8
     }
 
     fn address(&self) -> u64 {
-        self.2 as u64
+        self.start as u64
     }
 }
 
-/// Counts.
+/// A GPU without work, and its counts.
 pub struct NullGpu {
     facts: Facts,
-    pub dispatches: AtomicUsize,
-    pub barriers: AtomicUsize,
+    dispatches: AtomicUsize,
+    barriers: AtomicUsize,
+    made: Mutex<BTreeMap<String, Arc<Recorded>>>,
+    /// Command buffers that were submitted.
     pub submissions: AtomicUsize,
+    /// Views of mapped files that became buffers.
     pub views: AtomicUsize,
     /// Kernels that were compiled.
     pub pipelines: AtomicUsize,
@@ -45,8 +57,9 @@ pub struct NullGpu {
 }
 
 impl NullGpu {
+    /// A GPU of 20 cores with this name.
     pub fn new(name: &str) -> NullGpu {
-        let facts = Facts {
+        NullGpu::with_facts(Facts {
             name: name.to_owned(),
             family: 9,
             n_cores: 20,
@@ -55,19 +68,30 @@ impl NullGpu {
             max_threadgroup_bytes: 32 << 10,
             has_tensors: false,
             is_emulated: true,
-        };
-        let zero = || AtomicUsize::new(0);
+        })
+    }
+
+    /// A GPU that reports the facts of another.
+    pub fn with_facts(facts: Facts) -> NullGpu {
         NullGpu {
             facts,
-            dispatches: zero(),
-            barriers: zero(),
-            submissions: zero(),
-            views: zero(),
-            pipelines: zero(),
+            dispatches: AtomicUsize::new(0),
+            barriers: AtomicUsize::new(0),
+            made: Mutex::default(),
+            submissions: AtomicUsize::new(0),
+            views: AtomicUsize::new(0),
+            pipelines: AtomicUsize::new(0),
             prepared: Mutex::default(),
-            waits: zero(),
+            waits: AtomicUsize::new(0),
             fails: AtomicBool::new(false),
         }
+    }
+
+    /// The kernels of all dispatches since the last call.
+    pub fn take_requests(&self) -> Vec<Request> {
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let ran = made.values().filter(|recorded| recorded.has_run.swap(false, Ordering::Relaxed));
+        ran.map(|recorded| recorded.request.clone()).collect()
     }
 
     /// Dispatches and barriers since the last call.
@@ -91,17 +115,20 @@ impl Residency<NullGpu> for () {
 
 impl Encoder<NullGpu> for Counter {
     fn reach(&mut self, _buffer: &HostBuffer) {
-        assert_eq!(self.dispatches, 0, "before the first dispatch");
+        debug_assert_eq!(self.dispatches, 0, "before the first dispatch");
     }
 
     fn dispatch(&mut self, dispatch: &Dispatch<'_, NullGpu>, buffers: &[HostBuffer]) {
-        assert!(dispatch.threadgroups.iter().all(|n| *n > 0), "an empty grid");
-        assert!(dispatch.threads.iter().product::<u32>() <= 1024 && dispatch.threads[0].is_multiple_of(32));
+        debug_assert!(dispatch.threadgroups.iter().all(|n| *n > 0), "an empty grid");
+        debug_assert!(
+            dispatch.threads.iter().product::<u32>() <= 1024 && dispatch.threads[0].is_multiple_of(32)
+        );
         for operand in dispatch.operands {
             let buffer = &buffers[operand.location.buffer as usize];
             let (offset, len) = dispatch.bytes_of(operand);
-            assert!(offset + len.max(1) <= buffer.len() as u64, "a location beyond its buffer");
+            debug_assert!(offset + len.max(1) <= buffer.len() as u64, "a location beyond its buffer");
         }
+        dispatch.pipeline.has_run.store(true, Ordering::Relaxed);
         self.dispatches += 1;
     }
 
@@ -114,7 +141,7 @@ impl Gpu for NullGpu {
     type Facts = Facts;
     type Kernel = Request;
     type Buffer = HostBuffer;
-    type Pipeline = ();
+    type Pipeline = Arc<Recorded>;
     type Encoder = Counter;
     type Ticket = ();
     type Residency = ();
@@ -128,30 +155,38 @@ impl Gpu for NullGpu {
     fn allocate(&self, _memory: Memory, _what: &str, bytes: usize) -> Result<HostBuffer> {
         let mut memory = vec![0u64; bytes.div_ceil(8)].into_boxed_slice();
         let start = memory.as_mut_ptr() as usize;
-        Ok(HostBuffer(Mutex::new(memory), bytes, start))
+        Ok(HostBuffer { _memory: Mutex::new(memory), len: bytes, start })
     }
 
     fn view(&self, bytes: &Bytes) -> Option<HostBuffer> {
         self.views.fetch_add(1, Ordering::Relaxed);
-        assert!((bytes.as_ptr() as usize).is_multiple_of(4096));
-        Some(HostBuffer(Mutex::default(), bytes.len(), bytes.as_ptr() as usize))
+        debug_assert!((bytes.as_ptr() as usize).is_multiple_of(4096));
+        Some(HostBuffer { _memory: Mutex::default(), len: bytes.len(), start: bytes.as_ptr() as usize })
     }
 
     fn prepare(&self, kernels: &[&Request]) {
-        self.prepared.lock().unwrap().extend(kernels.iter().map(|request| request.kernel.file));
+        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        prepared.extend(kernels.iter().map(|request| request.kernel.file));
     }
 
-    fn pipeline(&self, Request { kernel, constants, threads }: &Request) -> Result<()> {
+    fn pipeline(&self, request: &Request) -> Result<Arc<Recorded>> {
         self.pipelines.fetch_add(1, Ordering::Relaxed);
-        assert!(threads.is_multiple_of(32) && *threads > 0 && *threads <= 1024, "{threads} threads");
-        let text = kernel.text().unwrap();
-        let stem = kernel.function.split("_gem").next().unwrap();
-        let declared = text.contains(&format!("void {}(", kernel.function)) || text.contains("INSTANTIATE");
-        assert!(declared || kernel.source().unwrap().contains(&kernel.function), "{stem} in {}", kernel.file);
+        let Request { kernel, constants, threads, .. } = request;
+        debug_assert!(threads.is_multiple_of(32) && *threads > 0 && *threads <= 1024, "{threads} threads");
         for (n, (index, _)) in constants.iter().enumerate() {
-            assert!(constants[..n].iter().all(|(other, _)| other != index), "constant {index} twice");
+            debug_assert!(constants[..n].iter().all(|(other, _)| other != index), "constant {index} twice");
         }
-        Ok(())
+        let Some(text) = kernel.text() else {
+            let reason = format!("no shader file {}", kernel.file);
+            return Err(Error::Failed { device: Self::NAME, reason });
+        };
+        let is_declared = text.contains(&kernel.function) || text.contains("INSTANTIATE");
+        debug_assert!(is_declared, "{} in {}", kernel.function, kernel.file);
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let recorded = made.entry(format!("{request:?}")).or_insert_with(|| {
+            Arc::new(Recorded { request: request.clone(), has_run: AtomicBool::new(false) })
+        });
+        Ok(recorded.clone())
     }
 
     fn keep_pipelines(&self) {}
@@ -185,7 +220,7 @@ impl MetalGpu for NullGpu {
         Ok(vec![])
     }
 
-    fn made(&self) -> Vec<(String, u32, u32)> {
-        vec![]
+    fn unlimited(&self, _request: &Request) -> Result<Option<Unlimited>> {
+        Ok(None)
     }
 }

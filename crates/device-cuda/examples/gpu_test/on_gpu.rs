@@ -1,5 +1,4 @@
-//! The tests that need a GPU, as one program for a machine without a Rust toolchain (`cargo xtask
-//! gpu-test` bundles it). Arguments choose by name: `gpu_test Linear promises "decoder 45"`.
+//! The tests, and their command line.
 
 use device::{
     Choose, Device, KvType, Limits, Link, OpKind, OutputRef, OwnedStep, Penalties, Sampling, Slice, Ticket,
@@ -234,7 +233,8 @@ fn steps(result: Result<usize, String>) -> Result<String, String> {
     result.map(|n| format!("{n} steps"))
 }
 
-fn main() -> ExitCode {
+/// Runs the tests that the arguments name.
+pub fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let names = names();
     if let Some(unknown) = wanted.iter().find(|name| !names.contains(name)) {

@@ -1,0 +1,252 @@
+//! Plans whose speed is measured: models of published shapes with fewer layers, products, a
+//! recurrent layer. Their matrices repeat a few random rows, so that they are built at once.
+
+use device::{Activation, KvLayer, Plan, RopeStyle, ValueId};
+use device_check::{AttentionOptions, PlanBuilder, RecurrentShape};
+use weights::BlockType;
+
+/// Rows of an embedding table whose output is no vocabulary.
+const N_TOKENS: usize = 64;
+
+/// Experts that replace the dense network of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertShape {
+    /// Number of experts of a layer.
+    pub n: usize,
+    /// Number of experts that a token uses.
+    pub n_used: usize,
+}
+
+/// Shape of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Published name, and the layers that are left.
+    pub name: &'static str,
+    /// Columns of the residual stream.
+    pub hidden: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// KV heads.
+    pub n_kv_heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Columns of the network, or of each expert.
+    pub ffn: usize,
+    /// True if heads of q and k are normalised.
+    pub has_head_norms: bool,
+    /// ExpertShape, if any.
+    pub experts: Option<ExpertShape>,
+    /// Number of layers.
+    pub n_layers: usize,
+    /// Rows of the head, fewer in the ratio of the layers.
+    pub n_vocab: usize,
+}
+
+/// Qwen3-0.6B: heads of 128 columns, two to a KV head.
+pub const QWEN_0_6B: Shape = Shape {
+    name: "Qwen3-0.6B",
+    hidden: 1024,
+    n_heads: 16,
+    n_kv_heads: 8,
+    head_dim: 128,
+    ffn: 3072,
+    has_head_norms: true,
+    experts: None,
+    n_layers: 28,
+    n_vocab: 151_936,
+};
+
+/// Llama-3.2-1B with 4 of 16 layers: heads of 64 columns, four to a KV head.
+pub const LLAMA_1B: Shape = Shape {
+    name: "Llama-3.2-1B, 4 of 16 layers",
+    hidden: 2048,
+    n_heads: 32,
+    n_kv_heads: 8,
+    head_dim: 64,
+    ffn: 8192,
+    has_head_norms: false,
+    experts: None,
+    n_layers: 4,
+    n_vocab: 32_064,
+};
+
+/// The shapes over which a profile is searched: two, three and eight heads of 128 columns to a KV
+/// head, the last with experts.
+pub const SEARCHED: [Shape; 3] = [
+    Shape { name: "Qwen3-0.6B, 8 of 28 layers", n_layers: 8, n_vocab: 43_392, ..QWEN_0_6B },
+    Shape {
+        name: "Llama-3.2-3B, 2 of 28 layers",
+        hidden: 3072,
+        n_heads: 24,
+        n_kv_heads: 8,
+        head_dim: 128,
+        ffn: 8192,
+        has_head_norms: false,
+        experts: None,
+        n_layers: 2,
+        n_vocab: 9_152,
+    },
+    Shape {
+        name: "Qwen3-30B-A3B, 1 of 48 layers",
+        hidden: 2048,
+        n_heads: 32,
+        n_kv_heads: 4,
+        head_dim: 128,
+        ffn: 768,
+        has_head_norms: true,
+        experts: Some(ExpertShape { n: 128, n_used: 8 }),
+        n_layers: 1,
+        n_vocab: 3_136,
+    },
+];
+
+/// Small shapes for the emulator, in the order of [`SEARCHED`].
+pub const EMULATED: [Shape; 3] = {
+    let small = Shape {
+        name: "a small model",
+        hidden: 256,
+        n_heads: 2,
+        n_kv_heads: 1,
+        head_dim: 128,
+        ffn: 256,
+        has_head_norms: true,
+        experts: None,
+        n_layers: 1,
+        n_vocab: 256,
+    };
+    let experts = Some(ExpertShape { n: 4, n_used: 2 });
+    let three = Shape { name: "a small model, 3 heads", n_heads: 3, has_head_norms: false, ..small };
+    [small, three, Shape { name: "a small mixture", n_heads: 8, experts, ..small }]
+};
+
+/// A small shape with heads of 64 columns for the emulator.
+pub const EMULATED_64: Shape = Shape { head_dim: 64, n_heads: 4, ..EMULATED[0] };
+
+/// A model of a shape: Q4_0, with a head of Q6_K.
+pub fn model(shape: &Shape) -> Plan {
+    let Shape { hidden, n_heads, n_kv_heads, head_dim, .. } = *shape;
+    let block = BlockType::Q4_0;
+    let mut b = PlanBuilder::repeating(1, shape.n_vocab);
+    let mut x = b.embed_from(hidden, block, 1.0);
+    for index in 0..shape.n_layers {
+        b.layer(Some(index as u32));
+        let layer =
+            KvLayer { n_kv_heads, head_dim, window: None, encoder_states: None, values_are_keys: false };
+        let layer = b.kv_layer(layer);
+        let norm = b.rms_norm(x, hidden);
+        let heads = [n_heads, n_kv_heads, n_kv_heads];
+        let [mut q, mut k, v] = heads.map(|n| b.linear(norm, n * head_dim, block, false));
+        if shape.has_head_norms {
+            [q, k] = [q, k].map(|x| b.rms_norm(x, head_dim));
+        }
+        let [q, k] = [q, k].map(|x| b.rope(x, head_dim, head_dim, RopeStyle::Half));
+        b.kv_write(k, v, layer);
+        let y = b.attention(q, layer, n_heads, AttentionOptions::default());
+        let y = b.linear(y, hidden, block, false);
+        x = b.add(x, y);
+        let norm = b.rms_norm(x, hidden);
+        let y = network(&mut b, norm, shape, block);
+        x = b.add(x, y);
+    }
+    b.layer(None);
+    let x = b.select_rows(x);
+    let x = b.rms_norm(x, hidden);
+    let logits = b.linear(x, shape.n_vocab, BlockType::Q6_K, false);
+    b.finish(logits)
+}
+
+/// The network of a layer, or its experts.
+fn network(b: &mut PlanBuilder, norm: ValueId, shape: &Shape, block: BlockType) -> ValueId {
+    let Shape { hidden, ffn, .. } = *shape;
+    let Some(ExpertShape { n, n_used }) = shape.experts else {
+        let [gate, up] = [0, 1].map(|_| b.linear(norm, ffn, block, false));
+        let y = b.gate(gate, up, Activation::Silu);
+        return b.linear(y, hidden, block, false);
+    };
+    let router = b.linear(norm, n, BlockType::F32, false);
+    let (ids, weights) = b.route(router, n_used, true, 1.0, false);
+    let [gate, up] = [0, 1].map(|_| b.expert_linear((norm, false), ids, (n, ffn), block));
+    let y = b.gate(gate, up, Activation::Silu);
+    let y = b.expert_linear((y, true), ids, (n, hidden), block);
+    b.expert_sum(y, weights)
+}
+
+/// A product that is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProductShape {
+    /// Type of the matrix.
+    pub block: BlockType,
+    /// Rows of the matrix.
+    pub n_out: usize,
+    /// Columns of the matrix.
+    pub n_in: usize,
+    /// True if its input is normalised first.
+    pub has_norm: bool,
+}
+
+impl ProductShape {
+    /// Bytes of the matrix.
+    pub fn n_bytes(&self) -> usize {
+        let ProductShape { block, n_out, n_in, .. } = *self;
+        n_out * (block.row_bytes(n_in) + block.row_scale_bytes(n_in) + block.row_bias_bytes(n_in))
+    }
+}
+
+/// `n` products of one shape by different matrices. Each has an input of its own, so that they are
+/// not fused.
+pub fn products(product: &ProductShape, n: usize) -> Plan {
+    let ProductShape { block, n_out, n_in, has_norm } = *product;
+    let mut b = PlanBuilder::repeating(1, N_TOKENS);
+    let x = b.embed(n_in);
+    let mut last = x;
+    for index in 0..n.max(1) {
+        let y = b.scale(x, 1.0 + index as f32 / 1024.0);
+        let y = if has_norm { b.rms_norm(y, n_in) } else { y };
+        if index > 0 {
+            b.keep(last);
+        }
+        last = b.linear(y, n_out, block, false);
+    }
+    // Its columns are no tokens.
+    b.finish_hidden(last)
+}
+
+/// A recurrent layer, computed by the gated delta rule.
+pub fn scan(shape: RecurrentShape) -> Plan {
+    let mut b = PlanBuilder::new(7, N_TOKENS);
+    let x = b.embed(64);
+    let x = b.gated_delta(x, shape, false, false);
+    let x = b.select_rows(x);
+    let logits = b.linear(x, 64, BlockType::F32, false);
+    b.finish(logits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device_check::block_types;
+
+    /// Products of every type are timed, matrices of types with planes too.
+    #[test]
+    fn products_of_every_type_can_be_made() {
+        for block in block_types() {
+            let product = ProductShape { block, n_out: 200, n_in: 512, has_norm: true };
+            let plan = products(&product, 3);
+            plan.check().unwrap();
+            let matrices =
+                plan.weights.iter().filter(|weight| weight.block == block && weight.n_rows() == 200);
+            let bytes: Vec<usize> = matrices.map(|m| m.views().map(|view| view.len()).sum()).collect();
+            assert_eq!(bytes, [product.n_bytes(); 3], "{block}");
+        }
+    }
+
+    #[test]
+    fn the_models_are_valid() {
+        for shape in EMULATED.iter().chain([&EMULATED_64]) {
+            model(shape).check().unwrap();
+        }
+        // Its layers repeat.
+        let large = Shape { n_layers: 1, n_vocab: 1024, ..SEARCHED[2] };
+        model(&large).check().unwrap();
+    }
+}
