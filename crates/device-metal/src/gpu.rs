@@ -117,6 +117,18 @@ impl Request {
         let kernel = Kernel { file, function: function.to_owned() };
         Request { kernel, constants: Vec::new(), threads, fewer: Fewer::Never }
     }
+
+    /// The function constants as a key: index, type and bits of each.
+    pub fn constant_bits(&self) -> Vec<(u16, u8, u32)> {
+        let bits = |(index, value): &(u16, Constant)| match *value {
+            Constant::Bool(v) => (*index, 0, u32::from(v)),
+            Constant::UInt(v) => (*index, 1, v),
+            Constant::Int(v) => (*index, 2, v as u32),
+            Constant::UShort(v) => (*index, 3, u32::from(v)),
+            Constant::Float(v) => (*index, 4, v.to_bits()),
+        };
+        self.constants.iter().map(bits).collect()
+    }
 }
 
 /// A GPU that runs these shaders.

@@ -20,6 +20,7 @@
 #![allow(unsafe_code)]
 
 #[allow(missing_docs)]
+mod alone;
 mod arguments;
 mod compile;
 #[cfg(target_os = "macos")]

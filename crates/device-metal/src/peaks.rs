@@ -1,9 +1,8 @@
 //! The GPU's peak rates, measured with `kernels/peaks.metal`.
 
-use crate::arguments::PeakArguments;
-use crate::gpu::{Dispatch, Encoder, Memory, MetalGpu, Request, Window};
+use crate::alone::Alone;
+use crate::gpu::{Memory, MetalGpu, Request};
 use device::{Peaks, Result};
-use device_lower::table::{Location, Operand};
 
 /// Threads of a threadgroup.
 const THREADS: u32 = 256;
@@ -21,29 +20,15 @@ struct Run<'a, G: MetalGpu> {
 impl<G: MetalGpu> Run<'_, G> {
     /// The shortest of a few runs, in seconds.
     fn seconds(&self, function: &str, n_vectors: u32) -> Result<f64> {
-        let pipeline = self.gpu.pipeline(&Request::plain("peaks.metal", function, THREADS))?;
-        let arguments = PeakArguments { n_vectors, ..Default::default() };
-        let bind =
-            |index: u8, buffer: u16| Operand { index, location: Location { buffer, offset: 0 }, len: 0 };
-        let operands = match function {
-            "read_bytes" => vec![bind(1, 0), bind(2, 1)],
-            _ => vec![bind(2, 1)],
+        let bindings: &[(u8, u16)] = match function {
+            "read_bytes" => &[(1, 0), (2, 1)],
+            _ => &[(2, 1)],
         };
+        let request = Request::plain("peaks.metal", function, THREADS);
+        let kernel = Alone::new(self.gpu, &request, bindings, n_vectors, [self.threadgroups, THREADS])?;
         let mut best = f64::INFINITY;
         for _ in 0..5 {
-            let ticket = self.gpu.submit(&mut |encoder| {
-                let dispatch = Dispatch {
-                    pipeline: &pipeline,
-                    window: Window::NONE,
-                    operands: &operands,
-                    arguments: bytemuck::bytes_of(&arguments),
-                    threadgroup_bytes: 0,
-                    threadgroups: [self.threadgroups, 1, 1],
-                    threads: [THREADS, 1, 1],
-                };
-                encoder.dispatch(&dispatch, &self.buffers);
-            })?;
-            best = best.min(self.gpu.wait(&ticket)?);
+            best = best.min(kernel.run(self.gpu, &self.buffers)?);
         }
         Ok(best.max(1e-9))
     }

@@ -1,9 +1,8 @@
 //! A check of the GPU's tensor units before kernels use them (`kernels/tensor_probe.metal`).
 
-use crate::arguments::PeakArguments;
-use crate::gpu::{Buffer, Dispatch, Encoder, Memory, MetalGpu, Request, Window};
+use crate::alone::Alone;
+use crate::gpu::{Buffer, Memory, MetalGpu, Request};
 use device::{Error, Result};
-use device_lower::table::{Location, Operand};
 
 /// Rows and columns of the probe's matrix.
 const ROWS: usize = 32;
@@ -27,7 +26,8 @@ pub fn open<G: MetalGpu>(open: impl Fn(bool) -> Result<G>) -> Result<(G, Option<
 /// # Errors
 /// The kernel does not compile, the GPU fails, or a product is wrong.
 fn probe<G: MetalGpu>(gpu: &G) -> Result<()> {
-    let pipeline = gpu.pipeline(&Request::plain("tensor_probe.metal", "tensor_probe", 128))?;
+    let request = Request::plain("tensor_probe.metal", "tensor_probe", 128);
+    let kernel = Alone::new(gpu, &request, &[(1, 0), (2, 1)], 0, [1, 128])?;
     // Eighths of small integers: products and sums are exact at any precision of the units.
     let x: Vec<f32> = (0..ROWS * COLS).map(|i| ((i * 7 + i / COLS) % 17) as f32 / 8.0 - 1.0).collect();
     let expected: Vec<f32> = (0..ROWS * ROWS)
@@ -43,22 +43,7 @@ fn probe<G: MetalGpu>(gpu: &G) -> Result<()> {
     ];
     // SAFETY: the buffer has `sizes[0]` bytes, as many as `x`, and no work uses it yet.
     unsafe { std::ptr::copy_nonoverlapping(x.as_ptr().cast::<u8>(), buffers[0].start(), sizes[0]) };
-    let bind = |index: u8, buffer: u16| Operand { index, location: Location { buffer, offset: 0 }, len: 0 };
-    let operands = [bind(1, 0), bind(2, 1)];
-    let arguments = PeakArguments::default();
-    let ticket = gpu.submit(&mut |encoder| {
-        let dispatch = Dispatch {
-            pipeline: &pipeline,
-            window: Window::NONE,
-            operands: &operands,
-            arguments: bytemuck::bytes_of(&arguments),
-            threadgroup_bytes: 0,
-            threadgroups: [1; 3],
-            threads: [128, 1, 1],
-        };
-        encoder.dispatch(&dispatch, &buffers);
-    })?;
-    gpu.wait(&ticket)?;
+    kernel.run(gpu, &buffers)?;
     // SAFETY: the buffer has `sizes[1]` bytes, and the work that wrote them is done.
     let found = unsafe { std::slice::from_raw_parts(buffers[1].start().cast::<f32>(), 2 * expected.len()) };
     for (i, (found, expected)) in found.iter().zip(expected.iter().cycle()).enumerate() {

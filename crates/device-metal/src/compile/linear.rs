@@ -411,7 +411,7 @@ fn gemv_name(n: u32, weight_rows: usize) -> String {
     if weight_rows == GEMV_ROWS { format!("gemv_{n}") } else { format!("gemv_{n}x{weight_rows}") }
 }
 
-/// The flags of what follows a product.
+/// The call with the flags of the product's epilogue.
 fn with_epilogue(call: Call, product: &Product) -> Call {
     let kind = product.gate.map(|(kind, _)| kind).or(product.given_up.map(|by| by.kind));
     call.bool(linear::BIAS, product.matrices.iter().any(|m| m.bias.is_some()))

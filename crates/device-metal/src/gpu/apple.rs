@@ -463,15 +463,7 @@ impl Gpu for AppleGpu {
     }
 
     fn pipeline(&self, request: &Request) -> Result<ApplePipeline> {
-        let Request { kernel, constants, threads, .. } = request;
-        let bits = |(index, value): &(u16, Constant)| match *value {
-            Constant::Bool(v) => (*index, 0, u32::from(v)),
-            Constant::UInt(v) => (*index, 1, v),
-            Constant::Int(v) => (*index, 2, v as u32),
-            Constant::UShort(v) => (*index, 3, u32::from(v)),
-            Constant::Float(v) => (*index, 4, v.to_bits()),
-        };
-        let key = (kernel.clone(), constants.iter().map(bits).collect::<Vec<_>>(), *threads);
+        let key = (request.kernel.clone(), request.constant_bits(), request.threads);
         if let Some(pipeline) = self.compiled().pipelines.get(&key) {
             return Ok(pipeline.clone());
         }

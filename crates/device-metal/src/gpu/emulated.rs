@@ -377,15 +377,9 @@ impl EmulatedGpu {
     }
 
     /// A pipeline for any number of threads.
-    fn lazy(&self, Request { kernel, constants, .. }: &Request) -> Result<Arc<Lazy>> {
-        let bits = |(index, value): &(u16, Constant)| match *value {
-            Constant::Bool(v) => (*index, 0, u32::from(v)),
-            Constant::UInt(v) => (*index, 1, v),
-            Constant::Int(v) => (*index, 2, v as u32),
-            Constant::UShort(v) => (*index, 3, u32::from(v)),
-            Constant::Float(v) => (*index, 4, v.to_bits()),
-        };
-        let key = (kernel.clone(), constants.iter().map(bits).collect::<Vec<_>>());
+    fn lazy(&self, request: &Request) -> Result<Arc<Lazy>> {
+        let Request { kernel, constants, .. } = request;
+        let key = (kernel.clone(), request.constant_bits());
         let mut pipelines = lock(&self.pipelines);
         if let Some(pipeline) = pipelines.get(&key) {
             return Ok(pipeline.clone());

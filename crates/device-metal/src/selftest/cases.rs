@@ -60,17 +60,18 @@ fn case(name: String, kind: OpKind, block: BlockType, plan: Plan, kv_type: KvTyp
 }
 
 /// Two layers with norms before and after attention and network, then experts. All matrices have a
-/// type, but for that of values.
+/// type, but for that of values. The queries of the second layer, and the experts, have enough rows
+/// that one row of x takes eight rows of a weight at once (`Profile::weight_rows`).
 fn layers(block: BlockType, last: BlockType) -> Case {
     let hidden = block.block_len().max(last.block_len()).max(64);
     let mut b = PlanBuilder::new(hidden as u64, N_TOKENS as usize);
     let mut x = b.embed(hidden);
-    for index in 0..2 {
+    for (index, n_heads, head_dim) in [(0, 4, 64), (1, 16, 128)] {
         b.layer(Some(index));
         let norm = b.rms_norm(x, hidden);
-        let heads = [(4 * 64, block), (2 * 64, block), (2 * 64, last)];
+        let heads = [(n_heads * head_dim, block), (2 * head_dim, block), (2 * head_dim, last)];
         let [q, k, v] = heads.map(|(n_out, block)| b.linear(norm, n_out, block, false));
-        let y = attention(&mut b, [q, k, v], 2, 64, 4, false);
+        let y = attention(&mut b, [q, k, v], 2, head_dim, n_heads, false);
         x = branch(&mut b, x, y, block);
         let norm = b.rms_norm(x, hidden);
         let [gate, up] = [0, 1].map(|_| b.linear(norm, hidden, block, false));
@@ -81,7 +82,7 @@ fn layers(block: BlockType, last: BlockType) -> Case {
     let router = b.linear(norm, 3, BlockType::F32, false);
     // All experts are chosen, so that rounding chooses no others.
     let (ids, weights) = b.route(router, 3, true, 1.0, false);
-    let [gate, up] = [0, 1].map(|_| b.expert_linear((norm, false), ids, (3, hidden), block));
+    let [gate, up] = [0, 1].map(|_| b.expert_linear((norm, false), ids, (3, 512), block));
     let y = b.gate(gate, up, Activation::Silu);
     let y = b.expert_linear((y, true), ids, (3, hidden), block);
     let y = b.expert_sum(y, weights);

@@ -1,10 +1,9 @@
 //! Numbers that say how a compiler and a GPU calculate (`kernels/probes.metal`), with the bits that
 //! are expected of them.
 
-use crate::arguments::PeakArguments;
-use crate::gpu::{Buffer, Dispatch, Encoder, Memory, MetalGpu, Request, Window};
+use crate::alone::Alone;
+use crate::gpu::{Buffer, Memory, MetalGpu, Request};
 use device::Result;
-use device_lower::table::{Location, Operand};
 
 /// The result of a probe.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,28 +66,14 @@ fn expected() -> [(&'static str, f32, u32, bool); 16] {
 /// # Errors
 /// The kernel does not compile, or the GPU fails.
 pub fn probe<G: MetalGpu>(gpu: &G) -> Result<Vec<Probed>> {
-    let pipeline = gpu.pipeline(&Request::plain("probes.metal", "numeric_probes", 32))?;
+    let request = Request::plain("probes.metal", "numeric_probes", 32);
+    let kernel = Alone::new(gpu, &request, &[(1, 0), (2, 1)], 0, [1, 32])?;
     let buffers =
         [gpu.allocate(Memory::Shared, "probes", 64)?, gpu.allocate(Memory::Readback, "probed", 64)?];
     let inputs = inputs();
     // SAFETY: the buffer has 64 bytes, and no work uses it yet.
     unsafe { std::ptr::copy_nonoverlapping(inputs.as_ptr().cast::<u8>(), buffers[0].start(), 64) };
-    let bind = |index: u8, buffer: u16| Operand { index, location: Location { buffer, offset: 0 }, len: 0 };
-    let arguments = PeakArguments::default();
-    let operands = [bind(1, 0), bind(2, 1)];
-    let ticket = gpu.submit(&mut |encoder| {
-        let dispatch = Dispatch {
-            pipeline: &pipeline,
-            window: Window::NONE,
-            operands: &operands,
-            arguments: bytemuck::bytes_of(&arguments),
-            threadgroup_bytes: 0,
-            threadgroups: [1; 3],
-            threads: [32, 1, 1],
-        };
-        encoder.dispatch(&dispatch, &buffers);
-    })?;
-    gpu.wait(&ticket)?;
+    kernel.run(gpu, &buffers)?;
     // SAFETY: the buffer has 64 bytes, and the work that wrote them is done.
     let found = unsafe { std::slice::from_raw_parts(buffers[1].start().cast::<u32>(), 16) };
     let probed = expected().into_iter().zip(found);

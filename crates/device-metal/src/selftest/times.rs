@@ -4,12 +4,11 @@
 use super::models::{self, ProductShape, Shape};
 use super::{Decoder, Effort};
 use crate::MetalDevice;
-use crate::arguments::PeakArguments;
-use crate::gpu::{Dispatch, Encoder, Memory, MetalGpu, Request, Window};
+use crate::alone::Alone;
+use crate::gpu::{Encoder, Memory, MetalGpu, Request};
 use device::{CommandInfo, Program, Result, Timing};
 use device_check::block_types;
 use device_gpu::replayer::Times;
-use device_lower::table::{Location, Operand};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 use weights::BlockType;
@@ -316,23 +315,13 @@ fn attention<G: MetalGpu>(
 /// # Errors
 /// The device refused or failed.
 fn overheads<G: MetalGpu>(gpu: &G, n: usize) -> Result<[f64; 4]> {
-    let pipeline = gpu.pipeline(&Request::plain("peaks.metal", "multiply_add", 256))?;
+    let request = Request::plain("peaks.metal", "multiply_add", 256);
+    let kernel = Alone::new(gpu, &request, &[(2, 0)], 0, [1, 32])?;
     let buffers = [gpu.allocate(Memory::Device, "sums", 4096)?];
-    let operands = [Operand { index: 2, location: Location { buffer: 0, offset: 0 }, len: 0 }];
-    let arguments = PeakArguments { n_vectors: 0, ..Default::default() };
     let submit = |n: usize, barriers: bool| {
         gpu.submit(&mut |encoder| {
             for _ in 0..n {
-                let dispatch = Dispatch {
-                    pipeline: &pipeline,
-                    window: Window::NONE,
-                    operands: &operands,
-                    arguments: bytemuck::bytes_of(&arguments),
-                    threadgroup_bytes: 0,
-                    threadgroups: [1; 3],
-                    threads: [32, 1, 1],
-                };
-                encoder.dispatch(&dispatch, &buffers);
+                kernel.encode(encoder, &buffers);
                 if barriers {
                     encoder.barrier();
                 }

@@ -295,9 +295,9 @@ mod here {
                     }
                 };
                 let (most, bytes, asked) = (limits.max_threads, limits.threadgroup_bytes, request.threads);
-                let fewer = if most < asked { ", FEWER THAN IT ASKS FOR" } else { "" };
+                let fewer = if most < asked { ", FEWER THAN REQUESTED" } else { "" };
                 print_line(&format!(
-                    "{function:40} {most:4} threads, asks for {asked:4}, {bytes:5} bytes{fewer}"
+                    "{function:40} {most:4} threads, {asked:4} requested, {bytes:5} bytes{fewer}"
                 ))?;
                 let constants = format!("{:?}", request.constants);
                 value("pipelines", &json!([function, constants, most, asked, bytes]))?;
