@@ -62,7 +62,10 @@ impl Pipelines {
     /// The number of a kernel, which is given one if it has none.
     fn index_of(&mut self, kernel: Kernel, constants: Constants, threads: u32, fewer: Fewer) -> u32 {
         let known = self.indices.entry((kernel.clone(), threads)).or_default();
-        if let Some((_, index)) = known.iter().find(|(other, _)| *other == constants) {
+        let is_same = |(other, index): &&(Constants, u32)| {
+            *other == constants && self.requests[*index as usize].fewer == fewer
+        };
+        if let Some((_, index)) = known.iter().find(is_same) {
             return *index;
         }
         let index = self.requests.len() as u32;
