@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use model::FAMILIES;
 
-const ROOMS: [&str; 10] = [
+const ROOMS: [&str; 11] = [
     "engine",
     "speech",
     "device",
@@ -17,6 +17,7 @@ const ROOMS: [&str; 10] = [
     "device-reference",
     "device-testing",
     "device-cpu",
+    "device-gpu",
     "device-cuda",
     "device-metal",
     "platform",

@@ -20,7 +20,7 @@ pub struct ExpertShape {
 /// Shape of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Published name, and the layers that are left.
+    /// Kind and number of weights of the published model, and the layers that are left.
     pub name: &'static str,
     /// Columns of the residual stream.
     pub hidden: usize,
@@ -42,9 +42,9 @@ pub struct Shape {
     pub n_vocab: usize,
 }
 
-/// Qwen3-0.6B: heads of 128 columns, two to a KV head.
-pub const QWEN_0_6B: Shape = Shape {
-    name: "Qwen3-0.6B",
+/// 0.6 billion weights: heads of 128 columns, two to a KV head.
+pub const DENSE_0_6B: Shape = Shape {
+    name: "dense 0.6B",
     hidden: 1024,
     n_heads: 16,
     n_kv_heads: 8,
@@ -56,9 +56,9 @@ pub const QWEN_0_6B: Shape = Shape {
     n_vocab: 151_936,
 };
 
-/// Llama-3.2-1B with 4 of 16 layers: heads of 64 columns, four to a KV head.
-pub const LLAMA_1B: Shape = Shape {
-    name: "Llama-3.2-1B, 4 of 16 layers",
+/// 1 billion weights, 4 of 16 layers: heads of 64 columns, four to a KV head.
+pub const DENSE_1B: Shape = Shape {
+    name: "dense 1B, 4 of 16 layers",
     hidden: 2048,
     n_heads: 32,
     n_kv_heads: 8,
@@ -73,9 +73,9 @@ pub const LLAMA_1B: Shape = Shape {
 /// The shapes over which a profile is searched: two, three and eight heads of 128 columns to a KV
 /// head, the last with experts.
 pub const SEARCHED: [Shape; 3] = [
-    Shape { name: "Qwen3-0.6B, 8 of 28 layers", n_layers: 8, n_vocab: 43_392, ..QWEN_0_6B },
+    Shape { name: "dense 0.6B, 8 of 28 layers", n_layers: 8, n_vocab: 43_392, ..DENSE_0_6B },
     Shape {
-        name: "Llama-3.2-3B, 2 of 28 layers",
+        name: "dense 3B, 2 of 28 layers",
         hidden: 3072,
         n_heads: 24,
         n_kv_heads: 8,
@@ -87,7 +87,7 @@ pub const SEARCHED: [Shape; 3] = [
         n_vocab: 9_152,
     },
     Shape {
-        name: "Qwen3-30B-A3B, 1 of 48 layers",
+        name: "mixture 30B-A3B, 1 of 48 layers",
         hidden: 2048,
         n_heads: 32,
         n_kv_heads: 4,

@@ -75,7 +75,7 @@ pub fn measurements(effort: &Effort, every: usize) -> Vec<Measurement> {
         product: ProductShape { block, n_out, n_in, has_norm },
         n_rows,
     };
-    // The products of Qwen3-0.6B: one row, with its head, then a chunk.
+    // The products of the dense model: one row, with its head, then a chunk.
     let Shape { hidden, ffn, n_vocab, .. } = effort.model;
     for (shape, has_norm) in [
         ([hidden, hidden], false),
