@@ -9,8 +9,9 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
+use runner::{KeepAlive, LoadError, Loaded, Loader, Options, Runner, SamplingChoice};
 use serde_json::Value;
-use server::{Access, App, KeepAlive, LoadError, Loaded, Loader, Options, Origins, SamplingChoice};
+use server::{Access, Origins};
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
@@ -45,9 +46,9 @@ fn served() -> &'static Served {
             stream_interval: Duration::ZERO,
             sampling: SamplingChoice::default(),
         };
-        let app = App::new(options, Arc::new(Nothing));
+        let runner = Runner::new(options, Arc::new(Nothing));
         let router =
-            server::router(app, Access::new(&[], &[0; 32], None), Origins::new(&[]).expect("no origins"));
+            server::router(runner, Access::new(&[], &[0; 32], None), Origins::new(&[]).expect("no origins"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let api: Value =
             serde_json::from_str(include_str!("../../crates/server/src/api/openapi.json")).expect("JSON");

@@ -18,11 +18,11 @@ use device_cpu::{CpuDevice, Options as CpuOptions};
 use engine::{
     Engine, LoadOptions, Model, Proposer, SamplingChoice, SamplingParams, Speculate, Target, TokenizerSource,
 };
-use serde_json::{Map, Value, json};
-use server::{
-    App, Caller, CompletionRequest, EventKind, GenerateOptions, KeepAlive, LoadError, Loaded, Loader, Prompt,
-    StopReason,
+use runner::{
+    Caller, CompletionRequest, EventKind, GenerateOptions, KeepAlive, LoadError, Loaded, Loader, Prompt,
+    Runner, StopReason,
 };
+use serde_json::{Map, Value, json};
 use weights::Access;
 
 use crate::common::SMOLLM2;
@@ -440,7 +440,7 @@ fn a_panic_on_the_models_thread_ends_its_answers_and_the_model_is_loaded_anew() 
         device: Arc::new(CpuDevice::new(CpuOptions { threads: Some(1), isa: None }).unwrap()),
         fault: fault.clone(),
     };
-    let options = server::Options {
+    let options = runner::Options {
         models: vec!["m".to_owned()],
         keep_alive: KeepAlive::Always,
         max_waiting: 8,
@@ -448,21 +448,21 @@ fn a_panic_on_the_models_thread_ends_its_answers_and_the_model_is_loaded_anew() 
         governor: None,
         max_tokens: None,
         stream_interval: Duration::ZERO,
-        sampling: server::SamplingChoice::default(),
+        sampling: SamplingChoice::default(),
     };
-    let app = App::new(options, Arc::new(loader));
+    let runner = Runner::new(options, Arc::new(loader));
     let caller = Caller { request_id: "test".to_owned(), tenant: 0 };
     let stuck = |after: Duration| {
-        let models = app.models();
+        let models = runner.models();
         models[0].loaded.as_ref().and_then(|loaded| loaded.stats().pulse.stuck_after(after))
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
-        let expected = app.complete(&caller, story(20)).await.unwrap().collect().await.unwrap();
+        let expected = runner.complete(&caller, story(20)).await.unwrap().collect().await.unwrap();
         // A watchdog reports a thread that hangs.
         assert_eq!(stuck(Duration::from_millis(500)), None);
         fault.sleeps.store(true, Ordering::Relaxed);
-        let answer = app.complete(&caller, story(20)).await.unwrap();
+        let answer = runner.complete(&caller, story(20)).await.unwrap();
         let begun = Instant::now();
         while stuck(Duration::from_millis(500)).is_none() {
             assert!(begun.elapsed() < MOST_WAIT, "nobody saw that the thread sleeps");
@@ -470,12 +470,12 @@ fn a_panic_on_the_models_thread_ends_its_answers_and_the_model_is_loaded_anew() 
         }
         answer.collect().await.unwrap();
         // One answer is streamed, the other collected.
-        let mut streamed = app.complete(&caller, story(400)).await.unwrap();
-        let collected = app.complete(&caller, story(400)).await.unwrap();
+        let mut streamed = runner.complete(&caller, story(400)).await.unwrap();
+        let collected = runner.complete(&caller, story(400)).await.unwrap();
         assert!(streamed.next().await.is_some());
         fault.panics.store(true, Ordering::Relaxed);
         let error = collected.collect().await.unwrap_err();
-        assert_eq!(error.kind, server::ErrorKind::Internal);
+        assert_eq!(error.kind, runner::ErrorKind::Internal);
         let mut last = None;
         while let Some(event) = streamed.next().await {
             last = Some(event.kind);
@@ -487,7 +487,7 @@ fn a_panic_on_the_models_thread_ends_its_answers_and_the_model_is_loaded_anew() 
         );
         drop(streamed);
         // The next request waits until the memory is free, and then loads the model again.
-        let again = app.complete(&caller, story(20)).await.unwrap().collect().await.unwrap();
+        let again = runner.complete(&caller, story(20)).await.unwrap().collect().await.unwrap();
         assert_eq!(again[0].content, expected[0].content);
         assert_eq!(fault.n_loads.load(Ordering::Relaxed), 2);
         assert_eq!(stuck(Duration::ZERO), None);

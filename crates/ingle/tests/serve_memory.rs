@@ -12,7 +12,9 @@ use engine::{
     Engine, Governor, LoadOptions, MemoryCap, Model, SamplingChoice, SamplingParams, TokenizerSource,
 };
 use platform::{Reading, Script};
-use server::{App, Caller, CompletionRequest, GenerateOptions, KeepAlive, LoadError, Loaded, Loader, Prompt};
+use runner::{
+    Caller, CompletionRequest, GenerateOptions, KeepAlive, LoadError, Loaded, Loader, Prompt, Runner,
+};
 
 use weights::Access;
 
@@ -83,7 +85,7 @@ fn an_idle_model_is_unloaded_where_answers_are_short_of_memory() {
         device: Arc::new(CpuDevice::new(CpuOptions { threads: Some(2), isa: None }).unwrap()),
         governor: governor.clone(),
     };
-    let options = server::Options {
+    let options = runner::Options {
         models: vec!["busy".to_owned(), "idle".to_owned()],
         keep_alive: KeepAlive::Always,
         max_waiting: 8,
@@ -91,21 +93,21 @@ fn an_idle_model_is_unloaded_where_answers_are_short_of_memory() {
         governor: Some(governor.clone()),
         max_tokens: None,
         stream_interval: Duration::ZERO,
-        sampling: server::SamplingChoice::default(),
+        sampling: SamplingChoice::default(),
     };
-    let app = App::new(options, Arc::new(loader));
+    let runner = Runner::new(options, Arc::new(loader));
     let loaded = || -> Vec<String> {
-        let models = app.models().into_iter().filter(|model| model.loaded.is_some());
+        let models = runner.models().into_iter().filter(|model| model.loaded.is_some());
         models.map(|model| model.id).collect()
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
-        drop(app.load("idle", None).await.unwrap());
-        let alone = app.complete(&caller(), story(0)).await.unwrap().collect().await.unwrap();
+        drop(runner.load("idle", None).await.unwrap());
+        let alone = runner.complete(&caller(), story(0)).await.unwrap().collect().await.unwrap();
         assert_eq!(loaded(), ["busy", "idle"]);
         let mut answers = Vec::new();
         for n in 0..3 {
-            answers.push(app.complete(&caller(), story(n)).await.unwrap());
+            answers.push(runner.complete(&caller(), story(n)).await.unwrap());
         }
         // No memory is free.
         while governor.status()[0].held == 0 {
@@ -127,7 +129,7 @@ fn an_idle_model_is_unloaded_where_answers_are_short_of_memory() {
         for (n, answer) in answers.into_iter().enumerate() {
             let found = answer.collect().await.unwrap();
             let finish = &found[0].finish.as_ref().unwrap().reason;
-            assert_eq!(*finish, server::StopReason::MaxTokens, "story {n}");
+            assert_eq!(*finish, runner::StopReason::MaxTokens, "story {n}");
             if n == 0 {
                 assert_eq!(found[0].content, alone[0].content);
             }

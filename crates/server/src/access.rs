@@ -15,10 +15,12 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::error::{ApiError, ErrorKind};
-use crate::preparing::on_behalf_of;
-use crate::request::Caller;
+use crate::error::ApiError;
 use crate::warnings;
+use runner::Caller;
+use runner::preparing::on_behalf_of;
+use runner::tenant::of_tenant;
+use runner::{ErrorKind, RequestError};
 
 /// The keys of a server. Without any, everybody is tenant 0.
 #[derive(Clone)]
@@ -29,21 +31,6 @@ pub struct Access {
     n_requests: Arc<AtomicU64>,
     /// Random number that distinguishes request ids of one start from those of another.
     start: u32,
-}
-
-tokio::task_local! {
-    static TENANT: u64;
-}
-
-/// The tenant whose request this task answers. Models and caches look it up. 0 without keys, and
-/// outside of requests.
-pub(crate) fn tenant() -> u64 {
-    TENANT.try_with(|tenant| *tenant).unwrap_or(0)
-}
-
-/// Answers a request of a tenant.
-pub(crate) async fn of_tenant<T>(tenant: u64, answer: impl Future<Output = T>) -> T {
-    TENANT.scope(tenant, answer).await
 }
 
 /// The holder of an API key.
@@ -60,12 +47,12 @@ impl Tenant {
     ///
     /// # Errors
     /// The tenant has sent too many.
-    fn count(&self) -> Result<(), ApiError> {
+    fn count(&self) -> Result<(), RequestError> {
         let Some(rate) = &self.rate else { return Ok(()) };
-        rate.check().map_err(|until| ApiError {
+        rate.check().map_err(|until| RequestError {
             code: Some("rate_limit_exceeded"),
             retry_after: Some(until.wait_time_from(DefaultClock::default().now())),
-            ..ApiError::new(
+            ..RequestError::new(
                 ErrorKind::RateLimited,
                 format!("this key may send {} requests a minute", until.quota().burst_size()),
             )
@@ -147,9 +134,9 @@ pub(crate) async fn check(State(access): State<Access>, mut request: Request, ne
         // Lists and metrics are not counted.
         Some(tenant) if method == Method::POST => tenant.count().map(|()| tenant.id),
         Some(tenant) => Ok(tenant.id),
-        None => Err(ApiError {
+        None => Err(RequestError {
             code: Some("invalid_api_key"),
-            ..ApiError::new(
+            ..RequestError::new(
                 ErrorKind::Unauthorized,
                 "no valid API key was given, expected one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
             )
@@ -162,7 +149,7 @@ pub(crate) async fn check(State(access): State<Access>, mut request: Request, ne
             let answer = warnings::answer(next.run(request));
             of_tenant(tenant, on_behalf_of(who, answer)).await
         }
-        Err(error) => error.into_response(),
+        Err(error) => ApiError(error).into_response(),
     };
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert("x-request-id", value);

@@ -10,10 +10,11 @@ use axum::response::{IntoResponse, Response};
 use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
 
-use crate::access::{of_tenant, tenant};
 use crate::error::ApiError;
-use crate::preparing::{on_behalf_of, who};
-use crate::warnings::Warnings;
+use runner::RequestError;
+use runner::preparing::{on_behalf_of, who};
+use runner::tenant::{of_tenant, tenant};
+use runner::warnings::Warnings;
 
 /// Maximum number of bytes of a body that the HTTP threads handle.
 pub(crate) const SMALL: usize = 64 << 10;
@@ -75,7 +76,9 @@ pub(crate) async fn layer(State(handlers): State<Arc<Handlers>>, request: Reques
     let _abort = Abort(task.abort_handle());
     match task.await {
         Ok(response) => response,
-        Err(error) => ApiError::internal(format!("answering the request failed: {error}")).into_response(),
+        Err(error) => {
+            ApiError(RequestError::internal(format!("answering the request failed: {error}"))).into_response()
+        }
     }
 }
 

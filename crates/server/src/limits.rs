@@ -4,7 +4,7 @@
 //! A body is scanned once before it is used. A value above its limit gets a 400 that names the key,
 //! the value found and the limit. Keys that are not in the table have the limits of [`OTHER`], so
 //! new keys are always limited. Texts to be tokenised are limited again by the model's context
-//! ([`crate::models::Facts::check_text`]).
+//! ([`runner::Facts::check_text`]).
 
 use std::fmt;
 
@@ -12,7 +12,8 @@ use engine::{MAX_DRY_BREAKER, MAX_DRY_BREAKERS};
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use text::{MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX, MAX_TRIGGER, MAX_TRIGGERS};
 
-use crate::error::{ApiError, Result};
+use runner::images::MAX_IMAGES;
+use runner::{ErrorKind, RequestError, Result};
 
 /// Largest body, in bytes.
 pub(crate) const MAX_BODY: usize = 32 << 20;
@@ -26,12 +27,6 @@ pub(crate) const MAX_VALUES: usize = 1 << 20;
 
 /// Maximum number of objects of a body. Each takes half a kilobyte when it is parsed.
 pub(crate) const MAX_OBJECTS: usize = 1 << 17;
-
-/// Maximum number of images of a request.
-pub(crate) const MAX_IMAGES: usize = 64;
-
-/// Maximum number of seconds of a recording.
-pub(crate) const MAX_SECONDS_OF_SPEECH: u64 = 2 * 3600;
 
 /// Maximum number of parts of a message's content.
 const MAX_PARTS: usize = 4096;
@@ -134,7 +129,7 @@ fn limit_of(path: &str) -> Option<&'static Limit> {
 }
 
 struct Look {
-    error: Option<ApiError>,
+    error: Option<RequestError>,
     /// The path, as in [`Limit::keys`].
     path: String,
     n_values: usize,
@@ -149,7 +144,7 @@ impl Look {
         };
         let key = self.path.split("[]").next().unwrap_or_default();
         let param = (!key.is_empty()).then(|| key.to_owned());
-        self.error = Some(ApiError { param, ..ApiError::new(crate::error::ErrorKind::Invalid, message) });
+        self.error = Some(RequestError { param, ..RequestError::new(ErrorKind::Invalid, message) });
         E::custom("a limit")
     }
 }
@@ -369,7 +364,7 @@ mod tests {
             format!("{MAX_IMAGES} images"),
             format!("{} MiB a file", vision::MAX_BYTES >> 20),
             format!("{} pixels", count(vision::MAX_PIXELS as usize)),
-            format!("{} hours of speech", MAX_SECONDS_OF_SPEECH / 3600),
+            format!("{} hours of speech", runner::MAX_SECONDS_OF_SPEECH / 3600),
             format!("{} levels", text::MAX_SCHEMA_DEPTH),
         ] {
             assert!(page.contains(&words), "docs/server.md does not say: {words}");

@@ -20,7 +20,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::error::{ApiError, ErrorKind};
+use crate::error::ApiError;
+use runner::{ErrorKind, RequestError};
 
 /// Allowed origins of scripts, and host names of the server.
 #[derive(Clone, Debug, Default)]
@@ -78,8 +79,8 @@ impl Origins {
     ///
     /// # Errors
     /// Its host is ambiguous or another one, or it comes from another site's page.
-    fn check(&self, asked: &Asked<'_>) -> Result<(), ApiError> {
-        let refuse = |message| Err(ApiError::new(ErrorKind::Forbidden, message));
+    fn check(&self, asked: &Asked<'_>) -> Result<(), RequestError> {
+        let refuse = |message| Err(RequestError::new(ErrorKind::Forbidden, message));
         let host = asked.host()?;
         if let (Some(known), Some(host)) = (&self.hosts, &host) {
             let name = host.host().trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
@@ -131,10 +132,10 @@ impl Asked<'_> {
     ///
     /// # Errors
     /// There is no or more than one host, or it is no `NAME[:PORT]` (RFC 9112, section 3.2).
-    fn host(&self) -> Result<Option<Authority>, ApiError> {
+    fn host(&self) -> Result<Option<Authority>, RequestError> {
         let wrong = |found: String| {
             let message = format!("{found}, expected one header `Host: NAME[:PORT]`");
-            Err(ApiError::new(ErrorKind::Invalid, message))
+            Err(RequestError::new(ErrorKind::Invalid, message))
         };
         let mut given = self.headers.get_all(header::HOST).iter();
         let host = match (given.next(), given.next()) {
@@ -177,13 +178,14 @@ pub(crate) async fn check(State(origins): State<Origins>, request: Request, next
     let (method, uri, headers) = (request.method(), request.uri(), request.headers());
     match origins.check(&Asked { method, uri, version: request.version(), headers }) {
         Ok(()) => next.run(request).await,
-        Err(error) => error.into_response(),
+        Err(error) => ApiError(error).into_response(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::status;
 
     /// The status of a refused request; 200 if it is accepted.
     fn asked(origins: &Origins, method: Method, path: &str, headers: &[(&'static str, &[u8])]) -> u16 {
@@ -196,7 +198,7 @@ mod tests {
         }
         let uri = path.parse().unwrap();
         let asked = Asked { method: &method, uri: &uri, version: Version::HTTP_11, headers: &map };
-        origins.check(&asked).map_or_else(|error| error.kind.status().as_u16(), |()| 200)
+        origins.check(&asked).map_or_else(|error| status(error.kind).as_u16(), |()| 200)
     }
 
     fn named(origins: &[&str]) -> Origins {

@@ -16,13 +16,14 @@ use hyper_util::rt::TokioTimer;
 use tower_http::normalize_path::NormalizePath;
 
 use crate::access::{self, Access};
-use crate::app::App;
 use crate::connections::{self, ConnectionLimits, Connections};
+use crate::handlers::{self, Handlers};
 use crate::limits::MAX_BODY;
 use crate::origins::{self, Origins};
 use crate::timed_body::{self, Bodies};
 use crate::tls::Tls;
-use crate::{api, handlers, page};
+use crate::{api, page};
+use runner::Runner;
 
 /// Maximum number of bytes buffered for a connection's headers; more get a 431. The limit on
 /// headers is checked after they have been parsed, since the buffer may also contain a part of the
@@ -59,7 +60,7 @@ pub struct Gate {
 }
 
 /// All routes of the server.
-pub fn router(app: App, access: Access, origins: Origins) -> Router {
+pub fn router(runner: Runner, access: Access, origins: Origins) -> Router {
     let cors = origins.cors();
     let router = Router::new()
         .merge(api::anthropic::router())
@@ -74,13 +75,13 @@ pub fn router(app: App, access: Access, origins: Origins) -> Router {
         .fallback(api::paths::nothing_there)
         .method_not_allowed_fallback(api::paths::other_methods)
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(from_fn_with_state(app.handlers().clone(), handlers::layer))
+        .layer(from_fn_with_state(Arc::new(Handlers::new()), handlers::layer))
         .layer(from_fn_with_state(Bodies::default(), timed_body::layer))
         .layer(from_fn_with_state(origins, origins::check))
         .layer(from_fn_with_state(access, access::check))
         .layer(from_fn(api::anthropic::errors))
         .layer(from_fn(api::ollama::errors))
-        .with_state(app);
+        .with_state(runner);
     let router = match cors {
         // The outermost layer, since a preflight has no key.
         Some(cors) => router.layer(cors),
@@ -99,7 +100,7 @@ pub fn router(app: App, access: Access, origins: Origins) -> Router {
 /// The socket failed.
 pub async fn serve(
     listener: TcpListener,
-    app: App,
+    runner: Runner,
     gate: Gate,
     shutdown: impl Future<Output = ()> + Send + 'static,
     at_once: impl Future<Output = ()> + Send + 'static,
@@ -107,18 +108,18 @@ pub async fn serve(
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let handle = Handle::new();
-    let expirer = tokio::spawn(expire(app.clone()));
-    let ending = app.clone();
+    let expirer = tokio::spawn(expire(runner.clone()));
+    let ending = runner.clone();
     let is_hurried = Arc::new(AtomicBool::new(false));
     let hurry = is_hurried.clone();
     let at_once = async move {
         at_once.await;
         hurry.store(true, Ordering::Relaxed);
     };
-    let stopper = tokio::spawn(stop(app.clone(), handle.clone(), shutdown, at_once, drain));
+    let stopper = tokio::spawn(stop(runner.clone(), handle.clone(), shutdown, at_once, drain));
     let Gate { access, origins, tls, connections } = gate;
     let connections = Connections::new(connections);
-    let router = router(app, access, origins)
+    let router = router(runner, access, origins)
         .layer(from_fn_with_state(connections.clone(), connections::layer))
         .into_make_service_with_connect_info::<SocketAddr>();
     let server = axum_server::from_tcp(listener)?.acceptor(connections.clone());
@@ -158,14 +159,14 @@ fn limit<A>(server: Server<SocketAddr, A>, handle: Handle<SocketAddr>) -> Server
 
 /// After `shutdown`, waits for running requests, for `drain` or until `at_once`.
 async fn stop(
-    app: App,
+    runner: Runner,
     handle: Handle<SocketAddr>,
     shutdown: impl Future<Output = ()>,
     at_once: impl Future<Output = ()>,
     drain: Duration,
 ) {
     shutdown.await;
-    app.drain();
+    runner.drain();
     handle.graceful_shutdown(None);
     tokio::select! {
         () = tokio::time::sleep(drain) => {
@@ -173,7 +174,7 @@ async fn stop(
         }
         () = at_once => {}
     }
-    app.cut();
+    runner.cut();
     let begun = Instant::now();
     while handle.connection_count() > 0 && begun.elapsed() < CUT_TIME {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -182,10 +183,10 @@ async fn stop(
 }
 
 /// Unloads idle models from time to time.
-async fn expire(app: App) {
+async fn expire(runner: Runner) {
     let mut ticks = tokio::time::interval(Duration::from_millis(500));
     loop {
         ticks.tick().await;
-        app.unload_expired();
+        runner.unload_expired();
     }
 }

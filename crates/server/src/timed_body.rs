@@ -15,9 +15,10 @@ use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use tokio::time::{Instant, timeout_at};
 
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::ApiError;
 use crate::limits::MAX_BODY;
-use crate::preparing::who;
+use runner::preparing::who;
+use runner::{ErrorKind, RequestError, Result};
 
 /// Longest time from the end of a request's headers to the end of its body.
 const TIME: Duration = Duration::from_secs(120);
@@ -72,7 +73,7 @@ impl Drop for HeldBytes {
 pub(crate) async fn layer(State(bodies): State<Bodies>, request: Request, next: Next) -> Response {
     let checked = check_length(request.method(), request.uri(), request.headers());
     if let Err(error) = checked.and_then(|()| check(request.headers())) {
-        return error.into_response();
+        return ApiError(error).into_response();
     }
     let (bytes, is_refused) = (AtomicUsize::new(0), AtomicBool::new(false));
     let held = Arc::new(HeldBytes { bodies, who: who(), bytes, is_refused });
@@ -82,7 +83,8 @@ pub(crate) async fn layer(State(bodies): State<Bodies>, request: Request, next: 
         true => {
             let message = "request bodies have used up their memory; try again later";
             let retry_after = Some(Duration::from_secs(1));
-            ApiError { retry_after, ..ApiError::new(ErrorKind::Overloaded, message) }.into_response()
+            let error = RequestError { retry_after, ..RequestError::new(ErrorKind::Overloaded, message) };
+            ApiError(error).into_response()
         }
     }
 }
@@ -100,7 +102,7 @@ fn check_length(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<()> {
         n => {
             let message =
                 format!("the request's headers have {n} bytes, expected at most {MAX_HEADER_BYTES}");
-            Err(ApiError::new(ErrorKind::HeadersTooLarge, message))
+            Err(RequestError::new(ErrorKind::HeadersTooLarge, message))
         }
     }
 }
@@ -114,13 +116,13 @@ fn check(headers: &HeaderMap) -> Result<()> {
     let waits = text(header::EXPECT).is_some_and(|expect| expect.eq_ignore_ascii_case("100-continue"));
     if waits && length > MAX_BODY as u64 {
         let message = format!("the body has {length} bytes, expected at most {MAX_BODY}");
-        return Err(ApiError::new(ErrorKind::TooLarge, message));
+        return Err(RequestError::new(ErrorKind::TooLarge, message));
     }
     match text(header::CONTENT_ENCODING) {
         None | Some("" | "identity") => Ok(()),
         Some(coding) => {
             let message = format!("the body has the Content-Encoding {coding:?}, expected none");
-            Err(ApiError::new(ErrorKind::UnsupportedMediaType, message))
+            Err(RequestError::new(ErrorKind::UnsupportedMediaType, message))
         }
     }
 }

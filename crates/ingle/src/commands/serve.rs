@@ -15,7 +15,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use engine::{Adapter, Embedder, Engine, Governor, LoadOptions, Model, Restored, Speculate, Turns};
-use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, ServedAdapter, Tls};
+use runner::{KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, Runner, ServedAdapter};
+use server::Tls;
 use speech::{Transcriber, TranscriberOptions};
 
 use self::config::ModelConfig;
@@ -246,9 +247,9 @@ impl Serve {
         };
         let drain = Duration::from_secs(self.drain);
         let serve = Arc::new(self);
-        let app = App::new(options, serve.clone());
+        let runner = Runner::new(options, serve.clone());
         tell!("listening at {scheme}://{address}");
-        let preparing = app.clone();
+        let preparing = runner.clone();
         let prepared = async move {
             let begun = std::time::Instant::now();
             preparing.prepare().await?;
@@ -258,7 +259,7 @@ impl Serve {
             std::future::pending::<anyhow::Result<()>>().await
         };
         tokio::select! {
-            served = server::serve(listener, app, gate, shutdown(), interrupted_again(), drain) => Ok(served?),
+            served = server::serve(listener, runner, gate, shutdown(), interrupted_again(), drain) => Ok(served?),
             failed = prepared => failed,
         }
     }
@@ -389,7 +390,7 @@ impl Loader for Serve {
         self.served_adapters()
     }
 
-    fn add_adapter(&self, adapter: ServedAdapter) -> server::Result<()> {
+    fn add_adapter(&self, adapter: ServedAdapter) -> runner::Result<()> {
         self.add_for_client(adapter)
     }
 
@@ -406,11 +407,11 @@ impl Loader for Serve {
         self.name_in_cache(name).or_else(first)
     }
 
-    fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> server::Result<()> {
+    fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> runner::Result<()> {
         self.fetch_for_client(name, progress)
     }
 
-    fn delete(&self, name: &str) -> server::Result<()> {
+    fn delete(&self, name: &str) -> runner::Result<()> {
         self.delete_for_client(name)
     }
 }

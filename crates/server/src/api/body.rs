@@ -6,10 +6,11 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::app::App;
-use crate::error::{ApiError, ErrorKind};
+use crate::error::{ApiError, HttpResult};
 use crate::handlers::SMALL;
 use crate::limits::{self, MAX_BODY};
+use runner::Runner;
+use runner::{ErrorKind, RequestError};
 
 /// A body parsed as JSON of `T`, whatever its content type.
 pub struct JsonBody<T>(pub T);
@@ -18,18 +19,18 @@ impl<T, S> FromRequest<S> for JsonBody<T>
 where
     T: DeserializeOwned + Send + 'static,
     S: Send + Sync,
-    App: FromRef<S>,
+    Runner: FromRef<S>,
 {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, state: &S) -> HttpResult<Self> {
         let bytes =
             Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
                 axum::http::StatusCode::PAYLOAD_TOO_LARGE => {
                     let message = format!("the body is too long, expected at most {MAX_BODY} bytes");
-                    ApiError::new(ErrorKind::TooLarge, message)
+                    RequestError::new(ErrorKind::TooLarge, message)
                 }
-                _ => ApiError::new(ErrorKind::Invalid, rejection.body_text()),
+                _ => RequestError::new(ErrorKind::Invalid, rejection.body_text()),
             })?;
         // Some Windows programs begin texts with a byte order mark, which RFC 8259 lets parsers
         // ignore.
@@ -41,9 +42,9 @@ where
         let read = move || limits::check(&bytes).and_then(|()| parse(&bytes));
         let found = match is_small {
             true => read(),
-            false => App::from_ref(state).preparing().run(move |_| read()).await,
+            false => Runner::from_ref(state).preparing().run(move |_| read()).await,
         };
-        found.map(JsonBody)
+        Ok(JsonBody(found?))
     }
 }
 
@@ -62,7 +63,7 @@ pub fn text_or_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result
 ///
 /// # Errors
 /// A value is not as expected.
-pub fn part<T: DeserializeOwned>(object: &Value, prefix: &str) -> Result<T, ApiError> {
+pub fn part<T: DeserializeOwned>(object: &Value, prefix: &str) -> Result<T, RequestError> {
     serde_path_to_error::deserialize(object).map_err(|error| {
         let found = wrong(&error, prefix);
         let is_searched = |body: &&Map<String, Value>| found.param.is_none() && is_small(body);
@@ -76,10 +77,10 @@ pub fn part<T: DeserializeOwned>(object: &Value, prefix: &str) -> Result<T, ApiE
 const MAX_SEARCHED: usize = 16 << 10;
 const MAX_KEYS_SEARCHED: usize = 64;
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RequestError> {
     // serde would read a list as the values of the struct's fields.
     if bytes.trim_ascii_start().starts_with(b"[") {
-        return Err(ApiError::new(ErrorKind::Invalid, "the body is a list, expected an object"));
+        return Err(RequestError::new(ErrorKind::Invalid, "the body is a list, expected an object"));
     }
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let found = match serde_path_to_error::deserialize(&mut json) {
@@ -96,7 +97,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         Ok(()) => Ok(found),
         Err(error) => {
             let message = format!("found text after the body's JSON, expected its end: {error}");
-            Err(ApiError::new(ErrorKind::Invalid, message))
+            Err(RequestError::new(ErrorKind::Invalid, message))
         }
     }
 }
@@ -165,7 +166,7 @@ fn wrong_key<T: DeserializeOwned>(body: &Map<String, Value>) -> Option<String> {
     body.keys().find(is_wrong).cloned()
 }
 
-fn wrong(error: &serde_path_to_error::Error<serde_json::Error>, prefix: &str) -> ApiError {
+fn wrong(error: &serde_path_to_error::Error<serde_json::Error>, prefix: &str) -> RequestError {
     match error.path().to_string().as_str() {
         // "?" is the path of text that is not JSON.
         "." | "?" => about("", error.inner()),
@@ -175,14 +176,14 @@ fn wrong(error: &serde_path_to_error::Error<serde_json::Error>, prefix: &str) ->
 
 /// Describes the wrong value at this path in JSON's words, since clients do not know Rust's types.
 /// The path of the body itself is empty.
-fn about(path: &str, error: &serde_json::Error) -> ApiError {
+fn about(path: &str, error: &serde_json::Error) -> RequestError {
     let whole = error.to_string();
     if !error.is_data() {
         let message = match (error.is_eof(), error.line(), error.column()) {
             (true, 1, 0) => "the body is empty, expected a JSON object".to_owned(),
             _ => format!("the body is not JSON: {whole}"),
         };
-        return ApiError::new(ErrorKind::Invalid, message);
+        return RequestError::new(ErrorKind::Invalid, message);
     }
     // The key is more useful than line and column.
     let message = whole.rsplit_once(" at line ").map_or(whole.as_str(), |(before, _)| before);
@@ -190,10 +191,10 @@ fn about(path: &str, error: &serde_json::Error) -> ApiError {
     // The path of a missing or duplicate key names its object.
     let joined = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
     if let Some(key) = quoted("missing field `") {
-        return ApiError::invalid(joined(key), format!("`{}` is missing", joined(key)));
+        return RequestError::invalid(joined(key), format!("`{}` is missing", joined(key)));
     }
     if let Some(key) = quoted("duplicate field `") {
-        return ApiError::invalid(joined(key), format!("`{}` occurs twice, expected once", joined(key)));
+        return RequestError::invalid(joined(key), format!("`{}` occurs twice, expected once", joined(key)));
     }
     let place = if path.is_empty() { "the body".to_owned() } else { format!("`{path}`") };
     let (found, expected) = match message.rsplit_once(", expected ") {
@@ -209,8 +210,8 @@ fn about(path: &str, error: &serde_json::Error) -> ApiError {
         None => format!("{place} is not as expected: {message}"),
     };
     match path {
-        "" => ApiError::new(ErrorKind::Invalid, message),
-        path => ApiError::invalid(path, message),
+        "" => RequestError::new(ErrorKind::Invalid, message),
+        path => RequestError::invalid(path, message),
     }
 }
 

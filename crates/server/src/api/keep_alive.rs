@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::error::{ApiError, Result};
-use crate::request::KeepAlive;
+use runner::KeepAlive;
+use runner::{RequestError, Result};
 
 /// Reads seconds, or a duration such as `5m`, `1h30m` or `300ms`. Negative values mean forever.
 ///
@@ -14,7 +14,7 @@ pub fn keep_alive(value: &Value) -> Result<KeepAlive> {
         let message = format!(
             "`keep_alive` is {value}, expected seconds or a duration such as \"5m\", or a negative value to keep the model loaded"
         );
-        ApiError::invalid("keep_alive", message)
+        RequestError::invalid("keep_alive", message)
     };
     let seconds = match value {
         Value::Number(number) => number.as_f64().ok_or_else(wrong)?,

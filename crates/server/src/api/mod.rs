@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
 
-use crate::effort::Effort;
+use runner::Effort;
 
 pub mod anthropic;
 pub mod body;

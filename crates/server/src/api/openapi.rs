@@ -6,7 +6,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
-use crate::app::App;
+use runner::Runner;
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     // The file is compiled in, and a test parses it.
@@ -16,7 +16,7 @@ static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
 });
 
 /// The path of the document.
-pub fn router() -> Router<App> {
+pub fn router() -> Router<Runner> {
     Router::new().route("/openapi.json", get(|| async { Json(&*DOCUMENT) }))
 }
 

@@ -15,14 +15,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::body::{JsonBody, text_or_null};
-use crate::app::App;
-use crate::error::{ApiError, Result};
-use crate::models::ModelStatus;
-use crate::request::Caller;
-use crate::stats::{Gauge, Histogram, Stats};
+use crate::error::HttpResult;
+use runner::Caller;
+use runner::ModelStatus;
+use runner::RequestError;
+use runner::Runner;
+use runner::{Gauge, Histogram, Stats};
 
 /// All paths of these endpoints.
-pub fn router() -> axum::Router<App> {
+pub fn router() -> axum::Router<Runner> {
     axum::Router::new()
         .route("/health", get(health))
         .route("/v1/health", get(health))
@@ -38,31 +39,32 @@ pub fn router() -> axum::Router<App> {
 /// device is broken or lost.
 const FAILING: u64 = 3;
 
-async fn health(State(app): State<App>) -> Response {
+async fn health(State(runner): State<Runner>) -> Response {
     let failing = |(id, stats): (String, Arc<Stats>)| match (stats.failing.get(), stats.pulse.stuck()) {
         (n @ FAILING.., _) => Some(format!("the last {n} steps of {id} failed")),
         (_, Some(time)) => Some(format!("{id} has been in one step for {} s", time.as_secs())),
         (_, None) => None,
     };
-    let message = match stats(&app).into_iter().find_map(failing) {
+    let message = match stats(&runner).into_iter().find_map(failing) {
         Some(message) => message,
-        None if app.is_ready() => return Json(json!({ "status": "ok" })).into_response(),
+        None if runner.is_ready() => return Json(json!({ "status": "ok" })).into_response(),
         None => "Loading model".to_owned(),
     };
     let error = json!({ "code": 503, "message": message, "type": "unavailable_error" });
     (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "error": error }))).into_response()
 }
 
-async fn metrics(State(app): State<App>) -> Response {
-    let stats = stats(&app);
+async fn metrics(State(runner): State<Runner>) -> Response {
+    let stats = stats(&runner);
     let content_type = "text/plain; version=0.0.4; charset=utf-8";
-    ([(header::CONTENT_TYPE, content_type)], exposition(&stats) + &of_memory(&app.memory())).into_response()
+    ([(header::CONTENT_TYPE, content_type)], exposition(&stats) + &of_memory(&runner.memory()))
+        .into_response()
 }
 
 /// Metrics of the loaded models.
-fn stats(app: &App) -> Vec<(String, Arc<Stats>)> {
+fn stats(runner: &Runner) -> Vec<(String, Arc<Stats>)> {
     let stats = |status: ModelStatus| Some((status.id, status.loaded?.stats().clone()));
-    app.models().into_iter().filter_map(stats).collect()
+    runner.models().into_iter().filter_map(stats).collect()
 }
 
 /// Metrics in Prometheus' text format:
@@ -157,9 +159,9 @@ fn of_memory(memories: &[MemoryStatus]) -> String {
 }
 
 /// A slot of another key is shown as busy and without details.
-async fn slots(State(app): State<App>, Extension(caller): Extension<Caller>) -> Json<Value> {
+async fn slots(State(runner): State<Runner>, Extension(caller): Extension<Caller>) -> Json<Value> {
     let mut slots = Vec::new();
-    for model in app.activity(&caller) {
+    for model in runner.activity(&caller) {
         for id in 0..model.n_slots.max(model.requests.len()) {
             slots.push(match model.requests.get(id) {
                 Some(None) => json!({ "id": id, "model": model.id, "is_processing": true }),
@@ -194,16 +196,19 @@ fn yes() -> bool {
     true
 }
 
-async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody<Tokenize>) -> Result<Json<Value>> {
+async fn tokenize(
+    State(runner): State<Runner>,
+    JsonBody(body): JsonBody<Tokenize>,
+) -> HttpResult<Json<Value>> {
     let (text, adds_by_default) = match (body.content, body.prompt) {
         (Some(content), _) => (content, false),
         (None, Some(prompt)) => (prompt, true),
         (None, None) => {
-            return Err(ApiError::invalid("content", "`content` is missing, expected a text"));
+            return Err(RequestError::invalid("content", "`content` is missing, expected a text").into());
         }
     };
     let add_special = body.add_special.or(body.add_special_tokens).unwrap_or(adds_by_default);
-    let tokens = app.tokenize(&body.model, text, add_special, body.parse_special).await?;
+    let tokens = runner.tokenize(&body.model, text, add_special, body.parse_special).await?;
     let piece = |(id, bytes): &(u32, Vec<u8>)| match std::str::from_utf8(bytes) {
         _ if !body.with_pieces => json!(id),
         Ok(text) => json!({ "id": id, "piece": text }),
@@ -221,8 +226,11 @@ struct Detokenize {
 }
 
 /// llama-server calls the text `content`, vLLM `prompt`.
-async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody<Detokenize>) -> Result<Json<Value>> {
-    let tokens = app.text_of(&body.model, &body.tokens).await?;
+async fn detokenize(
+    State(runner): State<Runner>,
+    JsonBody(body): JsonBody<Detokenize>,
+) -> HttpResult<Json<Value>> {
+    let tokens = runner.text_of(&body.model, &body.tokens).await?;
     let bytes: Vec<u8> = tokens.into_iter().flat_map(|(_, bytes)| bytes).collect();
     let text = String::from_utf8_lossy(&bytes);
     Ok(Json(json!({ "content": text, "prompt": text })))
@@ -235,8 +243,11 @@ struct SlotsQuery {
 }
 
 /// vLLM's facts about the tokenizer, for evaluations that use `/tokenize`.
-async fn tokenizer_info(State(app): State<App>, Query(which): Query<SlotsQuery>) -> Result<Json<Value>> {
-    let props = app.text_props(&which.model).await?;
+async fn tokenizer_info(
+    State(runner): State<Runner>,
+    Query(which): Query<SlotsQuery>,
+) -> HttpResult<Json<Value>> {
+    let props = runner.text_props(&which.model).await?;
     let mark = |text: String| (!text.is_empty()).then_some(text);
     let eos = mark(props.eos);
     Ok(Json(json!({

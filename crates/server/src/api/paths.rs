@@ -3,7 +3,8 @@
 use axum::extract::Request;
 use axum::http::{Method, Uri};
 
-use crate::error::{ApiError, ErrorKind};
+use crate::error::ApiError;
+use runner::{ErrorKind, RequestError};
 
 /// The most letters of a path in a message.
 const MAX_SHOWN: usize = 100;
@@ -53,14 +54,15 @@ pub(crate) async fn nothing_there(method: Method, uri: Uri) -> ApiError {
         Some(path) => format!("expected {path}"),
         None => "/openapi.json lists all paths".to_owned(),
     };
-    ApiError::new(ErrorKind::NotFound, format!("there is nothing at {method} {}; {hint}", shown(uri.path())))
+    let message = format!("there is nothing at {method} {}; {hint}", shown(uri.path()));
+    ApiError(RequestError::new(ErrorKind::NotFound, message))
 }
 
 /// Answers a request with a wrong method; axum sets the header `Allow`.
 pub(crate) async fn other_methods(method: Method, uri: Uri) -> ApiError {
     let path = shown(uri.path());
     let message = format!("{path} does not answer {method}, expected a method that the header Allow names");
-    ApiError::new(ErrorKind::MethodNotAllowed, message)
+    ApiError(RequestError::new(ErrorKind::MethodNotAllowed, message))
 }
 
 /// The known path that was probably meant.
@@ -111,13 +113,13 @@ mod tests {
             ("/v1/api/tags", "expected /api/tags"),
             ("/nope", "/openapi.json lists"),
         ] {
-            let error = nothing_there(Method::POST, path.parse().unwrap()).await;
+            let error = nothing_there(Method::POST, path.parse().unwrap()).await.0;
             assert!(
                 error.message.starts_with(&format!("there is nothing at POST {path}; {hint}")),
                 "{error}"
             );
         }
         let long = format!("/{}", "x".repeat(5000));
-        assert!(nothing_there(Method::GET, long.parse().unwrap()).await.message.len() < 250);
+        assert!(nothing_there(Method::GET, long.parse().unwrap()).await.0.message.len() < 250);
     }
 }

@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 
 use super::body::JsonBody;
 use super::keep_alive::keep_alive;
-use crate::app::{App, EmbedRequest};
-use crate::error::{ApiError, Result};
-use crate::request::Prompt;
+use crate::error::HttpResult;
+use runner::Prompt;
+use runner::RequestError;
+use runner::{EmbedRequest, Runner};
 
 /// The path.
-pub fn router() -> Router<App> {
+pub fn router() -> Router<Runner> {
     Router::new().route("/v1/rerank", post(create))
 }
 
@@ -46,11 +47,14 @@ impl Document {
 /// Maximum number of documents of one request.
 const MAX_DOCUMENTS: usize = 2048;
 
-async fn create(State(app): State<App>, JsonBody(body): JsonBody<RerankBody>) -> Result<Json<Value>> {
+async fn create(
+    State(runner): State<Runner>,
+    JsonBody(body): JsonBody<RerankBody>,
+) -> HttpResult<Json<Value>> {
     let n = body.documents.len();
     if !(1..=MAX_DOCUMENTS).contains(&n) {
         let message = format!("`documents` has {n} entries, expected 1 to {MAX_DOCUMENTS}");
-        return Err(ApiError::invalid("documents", message));
+        return Err(RequestError::invalid("documents", message).into());
     }
     let query: std::sync::Arc<str> = body.query.into();
     let pair =
@@ -61,7 +65,7 @@ async fn create(State(app): State<App>, JsonBody(body): JsonBody<RerankBody>) ->
         truncate: true,
         keep_alive: body.keep_alive.as_ref().map(keep_alive).transpose()?,
     };
-    let found = app.embed(request).await?;
+    let found = runner.embed(request).await?;
     let score =
         |index: &usize| found.vectors.get(*index).and_then(|v| v.first().copied()).unwrap_or(f32::MIN);
     let mut order: Vec<usize> = (0..n).collect();

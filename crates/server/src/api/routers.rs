@@ -6,11 +6,11 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
-use crate::app::App;
-use crate::models::{LoadedStatus, TextStatus};
+use runner::Runner;
+use runner::{LoadedStatus, TextStatus};
 
 /// The paths of these endpoints.
-pub fn router() -> Router<App> {
+pub fn router() -> Router<Runner> {
     Router::new()
         .route("/get_model_info", get(model_info))
         .route("/model_info", get(model_info))
@@ -22,15 +22,15 @@ pub fn router() -> Router<App> {
 }
 
 /// The first loaded model that generates text, with its id.
-fn first(app: &App) -> Option<(String, TextStatus)> {
-    app.models().into_iter().find_map(|status| {
+fn first(runner: &Runner) -> Option<(String, TextStatus)> {
+    runner.models().into_iter().find_map(|status| {
         let Some(LoadedStatus::Text(text)) = status.loaded else { return None };
         Some((status.id, text))
     })
 }
 
-async fn model_info(State(app): State<App>) -> Json<Value> {
-    let found = first(&app);
+async fn model_info(State(runner): State<Runner>) -> Json<Value> {
+    let found = first(&runner);
     let id = found.as_ref().map(|(id, _)| id);
     let text = found.as_ref().map(|(_, text)| text);
     Json(json!({
@@ -40,11 +40,11 @@ async fn model_info(State(app): State<App>) -> Json<Value> {
     }))
 }
 
-async fn server_info(State(app): State<App>) -> Json<Value> {
-    let found = first(&app);
+async fn server_info(State(runner): State<Runner>) -> Json<Value> {
+    let found = first(&runner);
     let id = found.as_ref().map(|(id, _)| id);
     let text = found.as_ref().map(|(_, text)| text);
-    let models: Vec<String> = app.models().into_iter().map(|status| status.id).collect();
+    let models: Vec<String> = runner.models().into_iter().map(|status| status.id).collect();
     Json(json!({
         "model_path": id, "model_id": id, "served_model_name": id, "models": models,
         "version": env!("CARGO_PKG_VERSION"),
@@ -54,9 +54,9 @@ async fn server_info(State(app): State<App>) -> Json<Value> {
 }
 
 /// SGLang's routers balance by `load`, vLLM's by `server_load`.
-async fn load(State(app): State<App>) -> Json<Value> {
+async fn load(State(runner): State<Runner>) -> Json<Value> {
     let of = |loaded: LoadedStatus| loaded.stats().running.get() + loaded.stats().waiting.get();
-    let load: u64 = app.models().into_iter().filter_map(|status| status.loaded).map(of).sum();
+    let load: u64 = runner.models().into_iter().filter_map(|status| status.loaded).map(of).sum();
     Json(json!({ "load": load, "server_load": load }))
 }
 

@@ -6,7 +6,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde::Serialize;
 
-use crate::error::ApiError;
+use crate::error::openai_json;
+use runner::RequestError;
 
 /// Frame `data: …` of an event without a name.
 pub fn data(value: &impl Serialize) -> Bytes {
@@ -48,6 +49,6 @@ pub fn response(frames: impl Stream<Item = Bytes> + Send + 'static) -> Response 
 }
 
 /// OpenAI's event for an answer that fails after its status has been sent.
-pub fn error(error: &ApiError) -> Bytes {
-    data(&serde_json::json!({ "error": error.openai_json() }))
+pub fn error(error: &RequestError) -> Bytes {
+    data(&serde_json::json!({ "error": openai_json(error) }))
 }

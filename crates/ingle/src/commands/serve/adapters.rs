@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 
 use anyhow::{Context, bail};
 use engine::Adapter;
-use server::{ApiError, ErrorKind, ServedAdapter};
+use runner::{ErrorKind, RequestError, ServedAdapter};
 
 use super::Serve;
 use crate::args::Lora;
@@ -65,7 +65,7 @@ impl Serve {
         load::adapter(&lora, load::access(&self.load.device))
     }
 
-    pub(super) fn add_for_client(&self, adapter: ServedAdapter) -> server::Result<()> {
+    pub(super) fn add_for_client(&self, adapter: ServedAdapter) -> runner::Result<()> {
         let ServedAdapter { name, model, path } = adapter;
         // An adapter of the command line that was unloaded before.
         let known = self.lora.lora.iter().find(|lora| lora.name == name && path == self.shown(&lora.path));
@@ -74,7 +74,7 @@ impl Serve {
             (None, Some(folder)) => Lora { name, path: within(folder, &path)?, factor: 1.0 },
             (None, None) => {
                 let message = "clients may load adapters only if the server was started with --lora-dir";
-                return Err(ApiError::new(ErrorKind::Forbidden, message));
+                return Err(RequestError::new(ErrorKind::Forbidden, message));
             }
         };
         self.with_adapters(|adapters| adapters.push((model, lora)));
@@ -84,10 +84,10 @@ impl Serve {
 
 /// A path within a folder, given relative to it or as an absolute path. A path outside the folder
 /// gives the error of a missing file, and the file system is not read.
-fn within(folder: &Path, path: &str) -> server::Result<PathBuf> {
+fn within(folder: &Path, path: &str) -> runner::Result<PathBuf> {
     let missing = || {
         let message = format!("there is no adapter {path:?} in the folder of --lora-dir");
-        ApiError::new(ErrorKind::NotFound, message)
+        RequestError::new(ErrorKind::NotFound, message)
     };
     let real = folder.canonicalize().map_err(|error| {
         tracing::warn!("--lora-dir {}: {error}", folder.display());

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use engine::{Model, TokenizerSource};
-use server::{ApiError, ErrorKind, PullProgress};
+use runner::{ErrorKind, PullProgress, RequestError};
 
 use super::Serve;
 use crate::args::VerifyArgs;
@@ -57,7 +57,7 @@ impl Serve {
         &self,
         name: &str,
         progress: &mut dyn FnMut(PullProgress),
-    ) -> server::Result<()> {
+    ) -> runner::Result<()> {
         self.check_allowed("pull")?;
         let reference = self.reference(name)?;
         let mut told = Told { progress, now: None };
@@ -65,39 +65,39 @@ impl Serve {
             .fetch
             .cache()
             .and_then(|cache| hub::fetch(&reference, &cache, &self.fetch.options()?, &mut told));
-        fetched.map(drop).map_err(|error| self.api_error(error))
+        fetched.map(drop).map_err(|error| self.request_error(error))
     }
 
-    pub(super) fn delete_for_client(&self, name: &str) -> server::Result<()> {
+    pub(super) fn delete_for_client(&self, name: &str) -> runner::Result<()> {
         self.check_allowed("delete")?;
-        let reference = hub::ModelRef::parse_name(name).map_err(|error| self.api_error(error))?;
+        let reference = hub::ModelRef::parse_name(name).map_err(|error| self.request_error(error))?;
         let freed = self.fetch.cache().and_then(|cache| hub::remove_fetched(&reference, &cache));
-        let freed = freed.map_err(|error| self.api_error(error))?;
+        let freed = freed.map_err(|error| self.request_error(error))?;
         tracing::info!("deleted {name} for a client: {freed} bytes freed");
         Ok(())
     }
 
-    fn check_allowed(&self, what: &str) -> server::Result<()> {
+    fn check_allowed(&self, what: &str) -> runner::Result<()> {
         if self.allow_pull {
             return Ok(());
         }
         let message =
             format!("clients may not {what} models here; start the server with --allow-pull to let them");
-        Err(ApiError::new(ErrorKind::Forbidden, message))
+        Err(RequestError::new(ErrorKind::Forbidden, message))
     }
 
     /// The model of a client's name, in the catalog or in the hub.
-    fn reference(&self, name: &str) -> server::Result<hub::ModelRef> {
+    fn reference(&self, name: &str) -> runner::Result<hub::ModelRef> {
         // Ollama's clients append `:latest` to names without a tag.
         let bare = name.strip_suffix(":latest").unwrap_or(name);
-        let told = |error| self.api_error(error);
+        let told = |error| self.request_error(error);
         match hub::ModelRef::parse_name(bare).map_err(told)? {
             // Only the operator may name models of other programs.
             hub::ModelRef::Path(_) | hub::ModelRef::Store(_) => {
                 let message = format!(
                     "the model `{name}` is unknown, expected a catalog name or hf:org/repo[/file][@revision]"
                 );
-                Err(ApiError::new(ErrorKind::NotFound, message))
+                Err(RequestError::new(ErrorKind::NotFound, message))
             }
             // A model may have several names in the catalog; the cache uses the first.
             hub::ModelRef::Catalog(name) => {
@@ -115,7 +115,7 @@ impl Serve {
         }
     }
 
-    fn api_error(&self, error: hub::Error) -> ApiError {
+    fn request_error(&self, error: hub::Error) -> RequestError {
         use hub::Error as E;
         let kind = match &error {
             E::BadReference { .. } | E::Ambiguous { .. } | E::NothingToLoad { .. } => ErrorKind::Invalid,
@@ -130,7 +130,7 @@ impl Serve {
             // The network, the disk, or an invalid source. hub::Error is non-exhaustive.
             _ => ErrorKind::Unavailable,
         };
-        ApiError::new(kind, self.told_to_clients(&error.to_string()))
+        RequestError::new(kind, self.told_to_clients(&error.to_string()))
     }
 
     /// The message for clients: file names without folders. The log has the whole message.
@@ -143,7 +143,7 @@ impl Serve {
         let of_cache = cache.iter().flat_map(|cache| [cache.hub(), cache.root()]);
         let given = [&self.lora_dir, &self.prefix_cache, &real].into_iter().flatten().map(PathBuf::as_path);
         let of_sources = of_sources.iter().map(PathBuf::as_path);
-        let told = server::without_folders(whole, of_cache.chain(of_sources).chain(given));
+        let told = runner::without_folders(whole, of_cache.chain(of_sources).chain(given));
         if told != whole {
             tracing::warn!("{whole}");
         }

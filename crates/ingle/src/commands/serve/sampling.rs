@@ -1,7 +1,7 @@
 //! Sampling of requests that set no parameters.
 
 use clap::Args;
-use server::SamplingChoice;
+use runner::SamplingChoice;
 
 use crate::args::{self, RandomSeed};
 

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::error::wrong;
-use crate::error::{ApiError, Result};
-use crate::images;
+use runner::images;
+use runner::{RequestError, Result};
 
 /// Start of the blocks for Anthropic's accounting. They differ between conversations, so no prefix
 /// after them would be a cache hit.
@@ -151,11 +151,11 @@ fn part(at: &str, block: &Value, of_tool: bool, parts: &mut Vec<Value>) -> Resul
         (Some("document"), kind) => {
             let found = kind.unwrap_or("missing");
             let at = format!("{at}.source.type");
-            return Err(ApiError::unsupported_value(at, found, "text or content"));
+            return Err(RequestError::unsupported_value(at, found, "text or content"));
         }
         (Some(kind), _) => {
             let expected = "text, image, document, search_result or tool_result";
-            return Err(ApiError::unsupported_value(format!("{at}.type"), kind, expected));
+            return Err(RequestError::unsupported_value(format!("{at}.type"), kind, expected));
         }
         (None, _) => return wrong(&format!("{at}.type"), &block["type"], "a block's type"),
     }

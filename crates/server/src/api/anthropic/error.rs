@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::error::{ApiError, ErrorKind, Result};
+use runner::{ErrorKind, RequestError, Result};
 
-/// Body of an error response, and data of an `error` event. A shape for [`crate::reshape`].
-pub fn error_json(error: &ApiError, request_id: &str) -> Value {
+/// Body of an error response, and data of an `error` event. A shape for [`crate::error::reshape`].
+pub fn error_json(error: &RequestError, request_id: &str) -> Value {
     json!({
         "type": "error",
         "error": { "type": error_type(error.kind), "message": error.message },
@@ -32,7 +32,7 @@ fn error_type(kind: ErrorKind) -> &'static str {
 
 /// Error of a key with an unexpected value.
 pub(super) fn wrong<T>(param: &str, found: &Value, expected: &str) -> Result<T> {
-    Err(ApiError::invalid(param, format!("`{param}` is {found}, expected {expected}")))
+    Err(RequestError::invalid(param, format!("`{param}` is {found}, expected {expected}")))
 }
 
 #[cfg(test)]
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn an_error_has_type_message_and_request_id() {
-        let body = error_json(&ApiError::invalid("max_tokens", "max_tokens is missing"), "req_1");
+        let body = error_json(&RequestError::invalid("max_tokens", "max_tokens is missing"), "req_1");
         assert_eq!(
             body,
             json!({"type": "error", "request_id": "req_1",

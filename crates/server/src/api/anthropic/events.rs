@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::arguments::Arguments;
-use crate::answer::{Delta, Finish, StopReason, Usage};
-use crate::error::{ApiError, ErrorKind, Result};
+use runner::{Delta, Finish, StopReason, Usage};
+use runner::{ErrorKind, RequestError, Result};
 
 /// A stream event: its name, and the JSON of its `data` line.
 pub type Event = (&'static str, Value);
@@ -197,13 +197,16 @@ pub fn stop_reason(reason: &StopReason) -> Result<(&'static str, Option<&str>)> 
         StopReason::MaxTokens | StopReason::ContextFull => ("max_tokens", None),
         StopReason::ToolCalls => ("tool_use", None),
         StopReason::Cancelled => {
-            return Err(ApiError::new(ErrorKind::Unavailable, "the answer was cancelled"));
+            return Err(RequestError::new(ErrorKind::Unavailable, "the answer was cancelled"));
         }
         StopReason::Timeout => {
-            return Err(ApiError::new(ErrorKind::Timeout, "the answer took longer than the request allowed"));
+            return Err(RequestError::new(
+                ErrorKind::Timeout,
+                "the answer took longer than the request allowed",
+            ));
         }
-        StopReason::Ungrammatical(words) => return Err(ApiError::ungrammatical(words)),
-        StopReason::Failed(words) => return Err(ApiError::internal(words.as_str())),
+        StopReason::Ungrammatical(words) => return Err(RequestError::ungrammatical(words)),
+        StopReason::Failed(words) => return Err(RequestError::internal(words.as_str())),
     })
 }
 

@@ -10,24 +10,29 @@ use serde_json::{Value, json};
 use super::arguments::object;
 use super::events::{Event, Events, signature, stop_reason, usage_json};
 use super::request::{MessagesBody, request};
-use crate::answer::{AnswerEvent, Collected, EventKind};
-use crate::answering::Answer;
 use crate::api::body::JsonBody;
 use crate::api::sse;
-use crate::app::App;
-use crate::error::{ApiError, Result};
-use crate::request::Caller;
+use crate::error::HttpResult;
+use runner::Answer;
+use runner::Caller;
+use runner::Runner;
+use runner::{AnswerEvent, Collected, EventKind};
+use runner::{RequestError, Result};
 
 pub(super) async fn create(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody<MessagesBody>,
-) -> Result<Response> {
+) -> HttpResult<Response> {
     let wants_stream = body.stream.unwrap_or(false);
     if body.max_tokens.is_none() {
-        return Err(ApiError::invalid("max_tokens", "`max_tokens` is missing, expected a number above 0"));
+        return Err(RequestError::invalid(
+            "max_tokens",
+            "`max_tokens` is missing, expected a number above 0",
+        )
+        .into());
     }
-    let answer = app.chat(&caller, request(body)?).await?;
+    let answer = runner.chat(&caller, request(body)?).await?;
     let id = format!("msg_{}", caller.request_id);
     if wants_stream {
         let events = Events::new(id, answer.model.clone(), answer.n_prompt);
@@ -35,23 +40,23 @@ pub(super) async fn create(
     }
     let model = answer.model.clone();
     let Some(collected) = answer.collect().await?.into_iter().next() else {
-        return Err(ApiError::internal("there was no answer"));
+        return Err(RequestError::internal("there was no answer").into());
     };
     Ok(Json(message(&id, &model, collected)?).into_response())
 }
 
 pub(super) async fn count_tokens(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     JsonBody(body): JsonBody<MessagesBody>,
-) -> Result<Json<Value>> {
-    let (_, tokens) = app.chat_prompt(request(body)?).await?;
+) -> HttpResult<Json<Value>> {
+    let (_, tokens) = runner.chat_prompt(request(body)?).await?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
 
 /// A whole answer.
 fn message(id: &str, model: &str, collected: Collected) -> Result<Value> {
     let Some(finish) = &collected.finish else {
-        return Err(ApiError::internal("an answer ended without its last event"));
+        return Err(RequestError::internal("an answer ended without its last event"));
     };
     let (reason, sequence) = stop_reason(&finish.reason)?;
     let mut content = Vec::new();

@@ -16,10 +16,10 @@ use axum::routing::post;
 pub use error::error_json;
 pub use events::{Event, Events, stop_reason};
 
-use crate::app::App;
+use runner::Runner;
 
 /// The paths of this API.
-pub fn router() -> Router<App> {
+pub fn router() -> Router<Runner> {
     Router::new()
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
@@ -36,5 +36,5 @@ pub(crate) async fn errors(request: Request, next: Next) -> Response {
     }
     let request_id = response.headers().get("x-request-id").and_then(|id| id.to_str().ok());
     let request_id = request_id.unwrap_or_default().to_owned();
-    crate::reshape(response, |error| error_json(error, &request_id))
+    crate::error::reshape(response, |error| error_json(error, &request_id))
 }

@@ -8,8 +8,8 @@ use super::blocks::{message, system};
 use super::error::wrong;
 use crate::api::body::text_or_null;
 use crate::api::sampling::SamplingKeys;
-use crate::error::{ApiError, Result};
-use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
+use runner::{ChatRequest, GenerateOptions, ToolChoice};
+use runner::{RequestError, Result};
 
 #[derive(Deserialize)]
 pub(super) struct MessagesBody {
@@ -72,7 +72,7 @@ pub(super) fn request(body: MessagesBody) -> Result<ChatRequest> {
         other => return wrong("output_config.effort", other, "an effort such as low, medium, high or max"),
     };
     if body.messages.is_empty() {
-        return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
+        return Err(RequestError::invalid("messages", "`messages` is empty, expected at least one message"));
     }
     let mut messages = Vec::new();
     if let Some(found) = body.system.filter(|system| !system.is_null()) {
@@ -228,7 +228,7 @@ fn thinking(thinking: Option<&Value>) -> Result<(Option<bool>, Option<usize>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::effort::Effort;
+    use runner::Effort;
 
     fn read(body: Value) -> Result<ChatRequest> {
         request(serde_json::from_value(body).unwrap())

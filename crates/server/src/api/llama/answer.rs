@@ -6,11 +6,11 @@ use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde_json::{Map, Value, json};
 
-use crate::answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo};
-use crate::answering::Answer;
 use crate::api::sse;
 use crate::api::timing::{TimingKeys, progress_json, timings_json};
-use crate::error::{ApiError, ErrorKind, Result};
+use runner::Answer;
+use runner::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo};
+use runner::{ErrorKind, RequestError, Result};
 
 /// Keys of a request that shape its answer.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +34,7 @@ pub(super) async fn whole(answer: Answer, index: usize, shape: CompletionShape) 
     let (model, n_prompt) = (answer.model.clone(), answer.n_prompt);
     let collected = answer.collect().await?.into_iter().next().unwrap_or_default();
     let Collected { content, tokens, finish, .. } = collected;
-    let finish = finish.ok_or_else(|| ApiError::internal("an answer ended without its last event"))?;
+    let finish = finish.ok_or_else(|| RequestError::internal("an answer ended without its last event"))?;
     let mut json = last(index, &model, n_prompt, &finish, &shape)?;
     json["has_new_line"] = json!(content.contains('\n'));
     json["content"] = json!(content);
@@ -130,9 +130,11 @@ fn last(
         }
         StopReason::StopString(word) => ("word", word.as_str()),
         StopReason::MaxTokens | StopReason::ContextFull => ("limit", ""),
-        StopReason::Timeout => return Err(ApiError::new(ErrorKind::Timeout, "the request's time is over")),
-        StopReason::Ungrammatical(words) => return Err(ApiError::ungrammatical(words)),
-        StopReason::Failed(message) => return Err(ApiError::internal(message.clone())),
+        StopReason::Timeout => {
+            return Err(RequestError::new(ErrorKind::Timeout, "the request's time is over"));
+        }
+        StopReason::Ungrammatical(words) => return Err(RequestError::ungrammatical(words)),
+        StopReason::Failed(message) => return Err(RequestError::internal(message.clone())),
     };
     Ok(json!({
         "index": index, "content": "", "tokens": [], "id_slot": -1, "stop": true, "model": model,

@@ -11,9 +11,10 @@ use super::answer::{self, CompletionShape};
 use crate::api::body::{JsonBody, part};
 use crate::api::sampling::{FORBIDDEN, SamplingKeys};
 use crate::api::timing::TimingKeys;
-use crate::app::App;
-use crate::error::{ApiError, Result};
-use crate::request::{Caller, CompletionRequest, GenerateOptions, Prompt};
+use crate::error::HttpResult;
+use runner::Runner;
+use runner::{Caller, CompletionRequest, GenerateOptions, Prompt};
+use runner::{RequestError, Result};
 
 /// Keys other than the prompt.
 #[derive(Deserialize)]
@@ -139,7 +140,7 @@ impl Keys {
             ),
         ];
         match found.into_iter().find(|(_, is_asked)| *is_asked) {
-            Some((name, _)) => Err(ApiError::unsupported(name)),
+            Some((name, _)) => Err(RequestError::unsupported(name)),
             None => Ok(()),
         }
     }
@@ -147,11 +148,11 @@ impl Keys {
 
 /// Converts `logit_bias` to an object of ids, as the other APIs have it. Here it may be a list of
 /// pairs, and a text stands for each of its tokens. The bias `false` forbids a token.
-pub(super) async fn with_biases(app: &App, mut body: Value) -> Result<Value> {
+pub(super) async fn with_biases(runner: &Runner, mut body: Value) -> Result<Value> {
     let wrong = |found: &Value| {
         let message =
             format!("`logit_bias` has {found}, expected pairs of a token or text, and a number or false");
-        ApiError::invalid("logit_bias", message)
+        RequestError::invalid("logit_bias", message)
     };
     let pairs: Vec<(Value, Value)> = match body.get_mut("logit_bias").map(Value::take) {
         None => return Ok(body),
@@ -179,7 +180,7 @@ pub(super) async fn with_biases(app: &App, mut body: Value) -> Result<Value> {
             Value::Number(id) => drop(biases.insert(id.to_string(), bias)),
             Value::String(id) if id.parse::<u32>().is_ok() => drop(biases.insert(id, bias)),
             Value::String(text) => {
-                for (id, _) in app.tokenize(&model, text, false, true).await? {
+                for (id, _) in runner.tokenize(&model, text, false, true).await? {
                     biases.insert(id.to_string(), bias.clone());
                 }
             }
@@ -194,29 +195,34 @@ pub(super) async fn with_biases(app: &App, mut body: Value) -> Result<Value> {
 const MAX_PROMPTS: usize = 256;
 
 pub(super) async fn create(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody<Map<String, Value>>,
-) -> Result<Response> {
-    let body = with_biases(&app, tidy(body)).await?;
+) -> HttpResult<Response> {
+    let body = with_biases(&runner, tidy(body)).await?;
     let given = body.get("prompt").cloned().ok_or_else(|| {
-        ApiError::invalid("prompt", "`prompt` is missing, expected a text, tokens, or a list of either")
+        RequestError::invalid("prompt", "`prompt` is missing, expected a text, tokens, or a list of either")
     })?;
     let keys = Keys::of(&body)?;
     let prompts = prompts(given)?;
     if keys.wants_stream() && prompts.len() > 1 {
-        return Err(ApiError::invalid("stream", "`prompt` has several prompts, expected one with `stream`"));
+        return Err(RequestError::invalid(
+            "stream",
+            "`prompt` has several prompts, expected one with `stream`",
+        )
+        .into());
     }
     let mut answers = Vec::new();
     for prompt in prompts {
-        let mut request = keys.request(read(&app, &keys.model, prompt.clone()).await?)?;
+        let mut request = keys.request(read(&runner, &keys.model, prompt.clone()).await?)?;
         // The answer repeats the settings.
-        app.fill_in(&keys.model, &mut request.options).await?;
+        runner.fill_in(&keys.model, &mut request.options).await?;
         let shape = keys.shape(prompt, &request);
-        answers.push((app.complete(&caller, request).await?, shape));
+        answers.push((runner.complete(&caller, request).await?, shape));
     }
     if keys.wants_stream() {
-        let only = answers.into_iter().next().ok_or_else(|| ApiError::internal("no answer was started"))?;
+        let only =
+            answers.into_iter().next().ok_or_else(|| RequestError::internal("no answer was started"))?;
         return Ok(answer::stream(only.0, only.1));
     }
     let mut out = Vec::new();
@@ -240,16 +246,16 @@ fn prompts(given: Value) -> Result<Vec<Value>> {
         true => Ok(several),
         false => {
             let message = format!("`prompt` has {} entries, expected 1 to {MAX_PROMPTS}", several.len());
-            Err(ApiError::invalid("prompt", message))
+            Err(RequestError::invalid("prompt", message))
         }
     }
 }
 
 /// Tokens of a prompt: a text, `{"prompt_string": text}`, or a list of tokens and texts.
-async fn read(app: &App, model: &str, given: Value) -> Result<Prompt> {
+async fn read(runner: &Runner, model: &str, given: Value) -> Result<Prompt> {
     let wrong = |found: &Value| {
         let message = format!("`prompt` has {found}, expected a text, tokens, or a list of either");
-        ApiError::invalid("prompt", message)
+        RequestError::invalid("prompt", message)
     };
     match given {
         Value::String(text) => Ok(Prompt::Text { text, parse_special: true }),
@@ -257,7 +263,7 @@ async fn read(app: &App, model: &str, given: Value) -> Result<Prompt> {
             Some(Value::String(text)) if !object.contains_key("multimodal_data") => {
                 Ok(Prompt::Text { text, parse_special: true })
             }
-            Some(Value::String(_)) => Err(ApiError::unsupported("multimodal_data")),
+            Some(Value::String(_)) => Err(RequestError::unsupported("multimodal_data")),
             _ => Err(wrong(&Value::Object(object))),
         },
         Value::Array(parts) => {
@@ -266,7 +272,7 @@ async fn read(app: &App, model: &str, given: Value) -> Result<Prompt> {
                 match part {
                     Value::String(text) => {
                         let begins = tokens.is_empty();
-                        let found = app.tokenize(model, text, begins, true).await?;
+                        let found = runner.tokenize(model, text, begins, true).await?;
                         tokens.extend(found.into_iter().map(|(id, _)| id));
                     }
                     part => {

@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 use crate::api::body::{JsonBody, part, text_or_null};
 use crate::api::openai::common::Prompts;
 use crate::api::openai::embeddings;
-use crate::app::{App, EmbedRequest};
-use crate::error::Result;
+use crate::error::HttpResult;
+use runner::{EmbedRequest, Runner};
 
 #[derive(Deserialize)]
 pub(super) struct LlamaEmbeddingBody {
@@ -21,11 +21,11 @@ pub(super) struct LlamaEmbeddingBody {
 
 /// Returns a list of vectors, each within a list, as llama-server does.
 pub(super) async fn create(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     JsonBody(body): JsonBody<LlamaEmbeddingBody>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     let inputs = embeddings::inputs("content", body.content)?;
-    let found = app.embed(EmbedRequest { model: body.model, inputs, ..EmbedRequest::default() }).await?;
+    let found = runner.embed(EmbedRequest { model: body.model, inputs, ..EmbedRequest::default() }).await?;
     let one = |(index, vector)| json!({ "index": index, "embedding": [vector] });
     Ok(Json(found.vectors.into_iter().enumerate().map(one).collect()))
 }
@@ -33,13 +33,13 @@ pub(super) async fn create(
 /// Without a version, the path is llama-server's and also that of OpenAI clients with such a base
 /// address. Only llama-server's clients send `content`.
 pub(super) async fn create_either(
-    app: State<App>,
+    runner: State<Runner>,
     JsonBody(given): JsonBody<Map<String, Value>>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     let is_own = given.contains_key("content");
     let given = Value::Object(given);
     match is_own {
-        true => create(app, JsonBody(part(&given, "")?)).await,
-        false => embeddings::create(app, JsonBody(part(&given, "")?)).await,
+        true => create(runner, JsonBody(part(&given, "")?)).await,
+        false => embeddings::create(runner, JsonBody(part(&given, "")?)).await,
     }
 }

@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 use super::answer;
 use super::completion::{Keys, tidy, with_biases};
 use crate::api::body::{JsonBody, part};
-use crate::app::App;
-use crate::error::Result;
-use crate::request::{Caller, CompletionRequest, Prompt};
+use crate::error::HttpResult;
+use runner::Runner;
+use runner::{Caller, CompletionRequest, Prompt};
 
 /// The text around the gap.
 #[derive(Deserialize)]
@@ -35,11 +35,11 @@ struct Extra {
 }
 
 pub(super) async fn create(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody<Map<String, Value>>,
-) -> Result<Response> {
-    let body = with_biases(&app, tidy(body)).await?;
+) -> HttpResult<Response> {
+    let body = with_biases(&runner, tidy(body)).await?;
     let around: Around = part(&body, "")?;
     let keys = Keys::of(&body)?;
     let text = format!("{}{}", around.input_prefix, around.prompt);
@@ -50,9 +50,9 @@ pub(super) async fn create(
         ..keys.request(Prompt::Text { text, parse_special: false })?
     };
     // The answer repeats the settings.
-    app.fill_in(&keys.model, &mut request.options).await?;
+    runner.fill_in(&keys.model, &mut request.options).await?;
     let shape = keys.shape(prompt, &request);
-    let begun = app.complete(&caller, request).await?;
+    let begun = runner.complete(&caller, request).await?;
     match keys.wants_stream() {
         true => Ok(answer::stream(begun, shape)),
         false => Ok(answer::respond(vec![answer::whole(begun, 0, shape).await?])),

@@ -9,10 +9,10 @@ mod props;
 use axum::Router;
 use axum::routing::{get, post};
 
-use crate::app::App;
+use runner::Runner;
 
 /// The paths of this API.
-pub fn router() -> Router<App> {
+pub fn router() -> Router<Runner> {
     Router::new()
         .route("/completion", post(completion::create))
         .route("/completions", post(completion::create))

@@ -6,9 +6,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::completion::PENALTY_WINDOW;
-use crate::app::App;
-use crate::error::Result;
-use crate::request::GenerateOptions;
+use crate::error::HttpResult;
+use runner::GenerateOptions;
+use runner::Runner;
 
 #[derive(Deserialize)]
 pub(super) struct PropsQuery {
@@ -17,11 +17,14 @@ pub(super) struct PropsQuery {
 }
 
 /// Properties of a model: `?model=`, or the first one that generates text.
-pub(super) async fn props(State(app): State<App>, Query(which): Query<PropsQuery>) -> Result<Json<Value>> {
-    let props = app.text_props(&which.model).await?;
+pub(super) async fn props(
+    State(runner): State<Runner>,
+    Query(which): Query<PropsQuery>,
+) -> HttpResult<Json<Value>> {
+    let props = runner.text_props(&which.model).await?;
     let mut options = GenerateOptions::default();
     options.sampling.penalty_window = PENALTY_WINDOW;
-    app.fill_in(&which.model, &mut options).await?;
+    runner.fill_in(&which.model, &mut options).await?;
     let sampling = options.sampling;
     Ok(Json(json!({
         "default_generation_settings": {

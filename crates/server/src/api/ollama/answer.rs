@@ -10,11 +10,12 @@ use serde_json::{Map, Value, json};
 use super::common::{error_json, now};
 use super::ndjson;
 use super::options::Common;
-use crate::answer::{AnswerEvent, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall};
-use crate::answering::Answer;
-use crate::app::{App, Ready};
-use crate::error::{ApiError, ErrorKind, Result};
-use crate::request::KeepAlive;
+use crate::error::HttpResult;
+use runner::Answer;
+use runner::KeepAlive;
+use runner::{AnswerEvent, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall};
+use runner::{ErrorKind, RequestError, Result};
+use runner::{Ready, Runner};
 
 /// The key of an object that holds its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,30 +118,38 @@ fn done_reason(reason: &StopReason) -> Result<&'static str> {
         }
         StopReason::MaxTokens | StopReason::ContextFull => "length",
         StopReason::Cancelled => {
-            return Err(ApiError::new(ErrorKind::Unavailable, "the answer was cancelled"));
+            return Err(RequestError::new(ErrorKind::Unavailable, "the answer was cancelled"));
         }
         StopReason::Timeout => {
-            return Err(ApiError::new(ErrorKind::Timeout, "the answer took longer than the request allowed"));
+            return Err(RequestError::new(
+                ErrorKind::Timeout,
+                "the answer took longer than the request allowed",
+            ));
         }
-        StopReason::Ungrammatical(words) => return Err(ApiError::ungrammatical(words)),
-        StopReason::Failed(words) => return Err(ApiError::internal(words.as_str())),
+        StopReason::Ungrammatical(words) => return Err(RequestError::ungrammatical(words)),
+        StopReason::Failed(words) => return Err(RequestError::internal(words.as_str())),
     })
 }
 
 /// Loads the model of a request without a question, or unloads it if `keep_alive` is 0.
-pub(super) async fn load(app: &App, common: &Common, shape: Shape, begun: Instant) -> Result<Response> {
+pub(super) async fn load(
+    runner: &Runner,
+    common: &Common,
+    shape: Shape,
+    begun: Instant,
+) -> HttpResult<Response> {
     let keep_alive = common.keep_alive()?;
     if keep_alive == Some(KeepAlive::For(Duration::ZERO)) {
-        let model = app.unload(&common.model).await?;
+        let model = runner.unload(&common.model).await?;
         let frame = Frame { model, shape, begun, load_time: Duration::ZERO };
         return Ok(Json(frame.idle("unload")).into_response());
     }
-    let ready = app.load(&common.model, keep_alive).await?;
+    let ready = runner.load(&common.model, keep_alive).await?;
     Ok(Json(Frame::new(&ready, shape, begun).idle("load")).into_response())
 }
 
 /// Returns the response of an answer.
-pub(super) async fn response(answer: Answer, frame: Frame, wants_stream: bool) -> Result<Response> {
+pub(super) async fn response(answer: Answer, frame: Frame, wants_stream: bool) -> HttpResult<Response> {
     match wants_stream {
         true => Ok(ndjson::response(stream(answer, frame))),
         false => Ok(Json(whole(answer, &frame).await?).into_response()),
@@ -216,7 +225,7 @@ async fn whole(mut answer: Answer, frame: &Frame) -> Result<Value> {
             }
         }
     }
-    Err(ApiError::internal("an answer ended without its last event"))
+    Err(RequestError::internal("an answer ended without its last event"))
 }
 
 fn stream(answer: Answer, frame: Frame) -> impl Stream<Item = Value> + Send {
@@ -305,7 +314,7 @@ mod tests {
         assert!(chat["created_at"].as_str().unwrap().ends_with('Z'));
         let finish = Finish {
             reason: StopReason::ContextFull,
-            usage: crate::Usage { prompt_tokens: 3, completion_tokens: 2, ..Default::default() },
+            usage: runner::Usage { prompt_tokens: 3, completion_tokens: 2, ..Default::default() },
             timings: engine::Timings { prefill_seconds: 0.5, decode_seconds: 0.25, ..Default::default() },
             seed: 1,
         };

@@ -11,10 +11,11 @@ use super::answer::{self, Frame, Shape};
 use super::messages::{is_open, messages};
 use super::options::{Common, note_context};
 use crate::api::body::{JsonBody, part};
-use crate::app::{App, Ready};
-use crate::error::{ApiError, Result};
-use crate::request::{Caller, ChatRequest, ToolChoice};
-use crate::truncate::answer_truncated;
+use crate::error::HttpResult;
+use runner::answer_truncated;
+use runner::{Caller, ChatRequest, ToolChoice};
+use runner::{Ready, Runner};
+use runner::{RequestError, Result};
 
 #[derive(Deserialize)]
 struct OllamaChatBody {
@@ -23,18 +24,18 @@ struct OllamaChatBody {
 }
 
 pub(super) async fn create(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody<Value>,
-) -> Result<Response> {
+) -> HttpResult<Response> {
     let begun = Instant::now();
     let (common, OllamaChatBody { messages: found, tools }) = (part::<Common>(&body, "")?, part(&body, "")?);
     let found = found.unwrap_or_default();
     if found.is_empty() {
-        return answer::load(&app, &common, Shape::Chat, begun).await;
+        return answer::load(&runner, &common, Shape::Chat, begun).await;
     }
     let (read, messages) = (common.read()?, messages(&found)?);
-    let ready = app.load(&common.model, read.options.keep_alive).await?;
+    let ready = runner.load(&common.model, read.options.keep_alive).await?;
     check_thinking(read.thinking, &ready)?;
     note_context(read.n_ctx, ready.n_ctx(), ready.id());
     let request = ChatRequest {
@@ -51,8 +52,8 @@ pub(super) async fn create(
         ..ChatRequest::default()
     };
     let answer = match common.truncate.unwrap_or(true) {
-        true => answer_truncated(&app, &caller, request).await?,
-        false => app.chat(&caller, request).await?,
+        true => answer_truncated(&runner, &caller, request).await?,
+        false => runner.chat(&caller, request).await?,
     };
     answer::response(answer, Frame::new(&ready, Shape::Chat, begun), common.stream.unwrap_or(true)).await
 }
@@ -61,7 +62,7 @@ pub(super) async fn create(
 pub(super) fn check_thinking(thinking: Option<bool>, ready: &Ready) -> Result<()> {
     if thinking == Some(true) && !ready.reasons() {
         let message = format!("`think` is set, and the model `{}` does not support thinking", ready.id());
-        return Err(ApiError::invalid("think", message));
+        return Err(RequestError::invalid("think", message));
     }
     Ok(())
 }

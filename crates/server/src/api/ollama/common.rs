@@ -4,13 +4,13 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::error::ApiError;
+use runner::RequestError;
 
 /// Reads `stop` or `input`: a text or a list of texts.
-pub(super) fn texts(name: &str, value: Option<Value>) -> Result<Vec<String>, ApiError> {
+pub(super) fn texts(name: &str, value: Option<Value>) -> Result<Vec<String>, RequestError> {
     let wrong = |found: &Value| {
         let message = format!("`{name}` has {found}, expected a text or a list of texts");
-        ApiError::invalid(name, message)
+        RequestError::invalid(name, message)
     };
     let text = |value: Value| match value {
         Value::String(text) => Ok(text),
@@ -24,7 +24,7 @@ pub(super) fn texts(name: &str, value: Option<Value>) -> Result<Vec<String>, Api
 }
 
 /// Body of an error response, and the last line of an answer that failed.
-pub(super) fn error_json(error: &ApiError) -> Value {
+pub(super) fn error_json(error: &RequestError) -> Value {
     match error.code {
         // Clients search for these words.
         Some("model_not_found") => json!({ "error": format!("model not found: {}", error.message) }),
@@ -43,10 +43,10 @@ pub(super) struct Named {
 }
 
 impl Named {
-    pub(super) fn model(self) -> Result<String, ApiError> {
+    pub(super) fn model(self) -> Result<String, RequestError> {
         match [self.model, self.name].into_iter().find(|name| !name.is_empty()) {
             Some(name) => Ok(name),
-            None => Err(ApiError::invalid("model", "`model` is missing, expected the name of a model")),
+            None => Err(RequestError::invalid("model", "`model` is missing, expected the name of a model")),
         }
     }
 }

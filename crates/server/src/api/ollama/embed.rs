@@ -12,9 +12,10 @@ use super::common::texts;
 use crate::api::body::JsonBody;
 use crate::api::keep_alive::keep_alive;
 use crate::api::openai::embeddings::{normalise, shorten};
-use crate::app::{App, EmbedRequest, Embedded};
-use crate::error::Result;
-use crate::request::Prompt;
+use crate::error::HttpResult;
+use runner::Prompt;
+use runner::Result;
+use runner::{EmbedRequest, Embedded, Runner};
 
 #[derive(Deserialize)]
 pub(super) struct OllamaEmbedBody {
@@ -27,13 +28,13 @@ pub(super) struct OllamaEmbedBody {
 }
 
 pub(super) async fn create(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     JsonBody(body): JsonBody<OllamaEmbedBody>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     let begun = Instant::now();
     let texts = texts("input", body.input.filter(|input| *input != json!("")))?;
     let truncate = body.truncate.unwrap_or(true);
-    let (load_time, mut found) = embed(&app, body.model, texts, truncate, body.keep_alive).await?;
+    let (load_time, mut found) = embed(&runner, body.model, texts, truncate, body.keep_alive).await?;
     for vector in &mut found.vectors {
         unit(vector, body.dimensions)?;
     }
@@ -54,31 +55,31 @@ pub(super) struct OneBody {
 }
 
 pub(super) async fn create_one(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     JsonBody(body): JsonBody<OneBody>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     let texts = if body.prompt.is_empty() { Vec::new() } else { vec![body.prompt] };
-    let (_, found) = embed(&app, body.model, texts, true, body.keep_alive).await?;
+    let (_, found) = embed(&runner, body.model, texts, true, body.keep_alive).await?;
     Ok(Json(json!({ "embedding": found.vectors.into_iter().next().unwrap_or_default() })))
 }
 
 /// Returns the loading time and the vectors. A request without texts loads the model.
 async fn embed(
-    app: &App,
+    runner: &Runner,
     model: String,
     texts: Vec<String>,
     truncate: bool,
     alive: Option<Value>,
 ) -> Result<(Duration, Embedded)> {
     let keep_alive = alive.filter(|value| !value.is_null()).as_ref().map(keep_alive).transpose()?;
-    let ready = app.load(&model, keep_alive).await?;
+    let ready = runner.load(&model, keep_alive).await?;
     if texts.is_empty() {
         let none = Embedded { model: ready.id().to_owned(), vectors: Vec::new(), n_tokens: 0 };
         return Ok((ready.load_time(), none));
     }
     let inputs = texts.into_iter().map(|text| Prompt::Text { text, parse_special: true }).collect();
     let request = EmbedRequest { model: ready.id().to_owned(), inputs, truncate, keep_alive };
-    Ok((ready.load_time(), app.embed(request).await?))
+    Ok((ready.load_time(), runner.embed(request).await?))
 }
 
 /// Shortens a vector to `dimensions` if given, and normalises it to length 1.

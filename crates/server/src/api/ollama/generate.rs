@@ -12,9 +12,10 @@ use super::chat::check_thinking;
 use super::messages::{images, with_images};
 use super::options::{Common, note_context};
 use crate::api::body::{JsonBody, part};
-use crate::app::App;
-use crate::error::{ApiError, Result};
-use crate::request::{Caller, ChatRequest, CompletionRequest, Prompt};
+use crate::error::HttpResult;
+use runner::RequestError;
+use runner::Runner;
+use runner::{Caller, ChatRequest, CompletionRequest, Prompt};
 
 #[derive(Deserialize)]
 struct OllamaGenerateBody {
@@ -28,10 +29,10 @@ struct OllamaGenerateBody {
 }
 
 pub(super) async fn create(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody<Value>,
-) -> Result<Response> {
+) -> HttpResult<Response> {
     let begun = Instant::now();
     let (common, body) = (part::<Common>(&body, "")?, part::<OllamaGenerateBody>(&body, "")?);
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
@@ -39,25 +40,29 @@ pub(super) async fn create(
     let (raw, context) = (body.raw.unwrap_or(false), body.context.unwrap_or_default());
     let images = images("images", &body.images.unwrap_or_default())?;
     if given(&body.template).is_some() {
-        return Err(ApiError::unsupported("template"));
+        return Err(RequestError::unsupported("template").into());
     }
     if raw && (system.is_some() || !context.is_empty()) {
         let message =
             "`raw` is true, expected neither `system` nor `context`, since the prompt is sent as it is";
-        return Err(ApiError::invalid("raw", message));
+        return Err(RequestError::invalid("raw", message).into());
     }
     let Some(prompt) = prompt.or_else(|| suffix.as_ref().map(|_| String::new())) else {
-        return answer::load(&app, &common, Shape::Generate { has_context: false }, begun).await;
+        return answer::load(&runner, &common, Shape::Generate { has_context: false }, begun).await;
     };
     let read = common.read()?;
-    let ready = app.load(&common.model, read.options.keep_alive).await?;
+    let ready = runner.load(&common.model, read.options.keep_alive).await?;
     check_thinking(read.thinking, &ready)?;
     note_context(read.n_ctx, ready.n_ctx(), ready.id());
     let (model, mut options) = (ready.id().to_owned(), read.options);
     options.context = context;
     let is_text = raw || suffix.is_some() || !ready.chats();
     if is_text && !images.is_empty() {
-        return Err(ApiError::invalid("images", "`images` needs a prompt through the model's chat template"));
+        return Err(RequestError::invalid(
+            "images",
+            "`images` needs a prompt through the model's chat template",
+        )
+        .into());
     }
     let answer = if is_text {
         let text = match system {
@@ -65,18 +70,19 @@ pub(super) async fn create(
             None => prompt,
         };
         let prompt = Prompt::Text { text, parse_special: true };
-        app.complete(
-            &caller,
-            CompletionRequest {
-                model,
-                prompt,
-                suffix,
-                grammar: read.grammar,
-                options,
-                ..CompletionRequest::default()
-            },
-        )
-        .await?
+        runner
+            .complete(
+                &caller,
+                CompletionRequest {
+                    model,
+                    prompt,
+                    suffix,
+                    grammar: read.grammar,
+                    options,
+                    ..CompletionRequest::default()
+                },
+            )
+            .await?
     } else {
         let system = system.map(|text| json!({ "role": "system", "content": text }));
         let messages = system
@@ -92,7 +98,7 @@ pub(super) async fn create(
             options,
             ..ChatRequest::default()
         };
-        app.chat(&caller, request).await?
+        runner.chat(&caller, request).await?
     };
     let frame = Frame::new(&ready, Shape::Generate { has_context: !raw }, begun);
     answer::response(answer, frame, common.stream.unwrap_or(true)).await

@@ -11,26 +11,26 @@ use sha2::{Digest, Sha256};
 use super::common::Named;
 use crate::api::body::JsonBody;
 use crate::api::time;
-use crate::app::App;
-use crate::details::ModelDetails;
-use crate::error::Result;
-use crate::models::{LoadedStatus, ModelStatus};
+use crate::error::HttpResult;
+use runner::ModelDetails;
+use runner::Runner;
+use runner::{LoadedStatus, ModelStatus};
 
 /// Ollama's clients read such a late time as "never".
 const NEVER: Duration = Duration::from_secs(292 * 365 * 24 * 60 * 60);
 
-pub(super) async fn tags(State(app): State<App>) -> Json<Value> {
-    let (app, models) = (&app, app.models());
-    let entry = |status: ModelStatus| async move { entry(app, &status).await };
+pub(super) async fn tags(State(runner): State<Runner>) -> Json<Value> {
+    let (runner, models) = (&runner, runner.models());
+    let entry = |status: ModelStatus| async move { entry(runner, &status).await };
     let models = futures_util::future::join_all(models.into_iter().map(entry)).await;
     Json(json!({ "models": models }))
 }
 
-pub(super) async fn ps(State(app): State<App>) -> Json<Value> {
+pub(super) async fn ps(State(runner): State<Runner>) -> Json<Value> {
     let mut models = Vec::new();
-    for status in app.models() {
+    for status in runner.models() {
         let Some(loaded) = &status.loaded else { continue };
-        let mut model = entry(&app, &status).await;
+        let mut model = entry(&runner, &status).await;
         let (context_length, bytes_on_gpu) = match loaded {
             LoadedStatus::Text(text) => {
                 (text.n_ctx, if text.device.starts_with("metal") { text.file_bytes } else { 0 })
@@ -50,11 +50,11 @@ pub(super) async fn ps(State(app): State<App>) -> Json<Value> {
 }
 
 /// An entry of the lists. A model without files on this machine has only its name.
-async fn entry(app: &App, status: &ModelStatus) -> Value {
-    let details = app.details(&status.id).await.ok().map(|(_, details)| details);
+async fn entry(runner: &Runner, status: &ModelStatus) -> Value {
+    let details = runner.details(&status.id).await.ok().map(|(_, details)| details);
     let digest = |details: &Arc<ModelDetails>| details.digest.clone();
     let of_name = || Sha256::digest(&status.id).iter().map(|byte| format!("{byte:02x}")).collect();
-    let started = || SystemTime::UNIX_EPOCH + Duration::from_secs(app.created());
+    let started = || SystemTime::UNIX_EPOCH + Duration::from_secs(runner.created());
     json!({
         "name": status.id,
         "model": status.id,
@@ -89,8 +89,11 @@ fn short_count(n: u64) -> String {
     }
 }
 
-pub(super) async fn show(State(app): State<App>, JsonBody(named): JsonBody<Named>) -> Result<Json<Value>> {
-    let (id, details) = app.details(&named.model()?).await?;
+pub(super) async fn show(
+    State(runner): State<Runner>,
+    JsonBody(named): JsonBody<Named>,
+) -> HttpResult<Json<Value>> {
+    let (id, details) = runner.details(&named.model()?).await?;
     let template = details.template.clone().unwrap_or_default();
     Ok(Json(json!({
         "modelfile": modelfile(&id, &template),

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::error::{ApiError, Result};
+use runner::{RequestError, Result};
 
 fn wrong<T>(param: &str, found: &Value, expected: &str) -> Result<T> {
-    Err(ApiError::invalid(param, format!("`{param}` is {found}, expected {expected}")))
+    Err(RequestError::invalid(param, format!("`{param}` is {found}, expected {expected}")))
 }
 
 /// Converts all messages of a chat. Results of tools get the ids of their calls, which this API may
@@ -102,7 +102,7 @@ fn calls(at: &str, calls: &Value, n: &mut usize, open: &mut Vec<(String, String)
 /// Converts images given in base64 to parts.
 pub(super) fn images(at: &str, images: &Value) -> Result<Vec<Value>> {
     let part = |image: &Value| match image.as_str() {
-        Some(data) => Ok(crate::images::part(data)),
+        Some(data) => Ok(runner::images::part(data)),
         None => wrong(at, image, "images in base64"),
     };
     match images {
@@ -115,7 +115,7 @@ pub(super) fn images(at: &str, images: &Value) -> Result<Vec<Value>> {
 /// A content of images followed by a text.
 pub(super) fn with_images(mut images: Vec<Value>, text: &str) -> Value {
     images.push(json!({ "type": "text", "text": text }));
-    crate::images::content(images)
+    runner::images::content(images)
 }
 
 /// Returns true if the last message is the start of the answer.

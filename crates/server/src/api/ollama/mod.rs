@@ -20,14 +20,15 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use self::common::error_json;
-use crate::app::App;
-use crate::error::{ApiError, ErrorKind};
+use crate::error::ApiError;
+use runner::Runner;
+use runner::{ErrorKind, RequestError};
 
 /// Version of Ollama that this API corresponds to. Clients check it before they use newer features.
 const VERSION: &str = "0.12.11";
 
 /// All paths of this API. The chat page serves `HEAD /`, by which clients check that a server runs.
-pub fn router() -> Router<App> {
+pub fn router() -> Router<Runner> {
     Router::new()
         .route("/api/chat", post(chat::create))
         .route("/api/generate", post(generate::create))
@@ -50,7 +51,7 @@ pub fn router() -> Router<App> {
 pub(crate) async fn errors(request: Request, next: Next) -> Response {
     let is_ours = request.uri().path().starts_with("/api/");
     let response = next.run(request).await;
-    if is_ours { crate::reshape(response, error_json) } else { response }
+    if is_ours { crate::error::reshape(response, error_json) } else { response }
 }
 
 async fn version() -> Json<Value> {
@@ -63,5 +64,6 @@ async fn not_offered(uri: Uri) -> ApiError {
          is to serve",
         uri.path()
     );
-    ApiError { code: Some("unsupported_parameter"), ..ApiError::new(ErrorKind::Invalid, message) }
+    let error = RequestError::new(ErrorKind::Invalid, message);
+    ApiError(RequestError { code: Some("unsupported_parameter"), ..error })
 }

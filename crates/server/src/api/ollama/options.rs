@@ -8,10 +8,10 @@ use super::common::texts;
 use crate::api::body::part;
 use crate::api::keep_alive::keep_alive;
 use crate::api::sampling::SamplingKeys;
-use crate::effort::Effort;
-use crate::error::{ApiError, Result};
-use crate::request::{GenerateOptions, KeepAlive};
-use crate::warnings::warn;
+use runner::Effort;
+use runner::warnings::warn;
+use runner::{GenerateOptions, KeepAlive};
+use runner::{RequestError, Result};
 
 /// Keys other than the messages or the prompt.
 #[derive(Debug, Deserialize)]
@@ -65,7 +65,7 @@ impl Common {
         }
         let with_logprobs = self.logprobs.unwrap_or(false);
         if self.top_logprobs.is_some_and(|n| n > 0) && !with_logprobs {
-            return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
+            return Err(RequestError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
         }
         let (keys, sampling) = self.option_keys()?;
         let mut options = GenerateOptions {
@@ -85,7 +85,7 @@ impl Common {
             ("options.penalize_newline", keys.penalize_newline == Some(false)),
         ] {
             if is_asked {
-                return Err(ApiError::unsupported(name));
+                return Err(RequestError::unsupported(name));
             }
         }
         let grammar = sampling.grammar(self.format()?)?;
@@ -110,7 +110,7 @@ impl Common {
             Some(schema @ Value::Object(_)) => Ok(Some(Grammar::JsonSchema(schema.clone()))),
             Some(other) => {
                 let message = format!("`format` is {other}, expected \"json\" or a JSON Schema");
-                Err(ApiError::invalid("format", message))
+                Err(RequestError::invalid("format", message))
             }
         }
     }
@@ -134,8 +134,8 @@ impl Common {
     }
 }
 
-fn wrong_think(found: &Value) -> ApiError {
-    ApiError::invalid(
+fn wrong_think(found: &Value) -> RequestError {
+    RequestError::invalid(
         "think",
         format!("`think` is {found}, expected true, false, \"low\", \"medium\" or \"high\""),
     )

@@ -13,14 +13,18 @@ use tokio::sync::{mpsc, oneshot};
 use super::common::{Named, error_json};
 use super::ndjson;
 use crate::api::body::JsonBody;
-use crate::app::App;
-use crate::error::{ApiError, Result};
-use crate::models::PullProgress;
+use crate::error::HttpResult;
+use runner::PullProgress;
+use runner::RequestError;
+use runner::Runner;
 
 /// Interval of progress messages.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-pub(super) async fn pull(State(app): State<App>, JsonBody(named): JsonBody<Named>) -> Result<Response> {
+pub(super) async fn pull(
+    State(runner): State<Runner>,
+    JsonBody(named): JsonBody<Named>,
+) -> HttpResult<Response> {
     let wants_stream = named.stream.unwrap_or(true);
     let model = named.model()?;
     let (tell, mut told) = mpsc::unbounded_channel();
@@ -37,9 +41,9 @@ pub(super) async fn pull(State(app): State<App>, JsonBody(named): JsonBody<Named
                 let _ = tell.send(progress);
             }
         };
-        let _ = end.send(app.pull(model, progress).await);
+        let _ = end.send(runner.pull(model, progress).await);
     });
-    let died = || ApiError::internal("the thread that pulls the model has died; see the server's log");
+    let died = || RequestError::internal("the thread that pulls the model has died; see the server's log");
     if !wants_stream {
         ended.await.map_err(|_| died())??;
         return Ok(Json(json!({ "status": "success" })).into_response());
@@ -81,6 +85,6 @@ fn line(progress: &PullProgress) -> Value {
     line
 }
 
-pub(super) async fn delete(State(app): State<App>, JsonBody(named): JsonBody<Named>) -> Result<()> {
-    app.delete(&named.model()?).await
+pub(super) async fn delete(State(runner): State<Runner>, JsonBody(named): JsonBody<Named>) -> HttpResult<()> {
+    Ok(runner.delete(&named.model()?).await?)
 }

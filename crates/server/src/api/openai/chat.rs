@@ -19,11 +19,12 @@ use crate::api::body::{JsonBody, text_or_null};
 use crate::api::sampling::{SamplingKeys, structural_tag};
 use crate::api::timing::TimingKeys;
 use crate::api::{named_effort, seconds_now, sse};
-use crate::app::App;
-use crate::effort::Effort;
-use crate::error::{ApiError, Result};
-use crate::images;
-use crate::request::{Caller, ChatRequest, GenerateOptions, ToolChoice};
+use crate::error::HttpResult;
+use runner::Effort;
+use runner::Runner;
+use runner::images;
+use runner::{Caller, ChatRequest, GenerateOptions, ToolChoice};
+use runner::{RequestError, Result};
 
 #[derive(Deserialize)]
 pub(super) struct ChatBody {
@@ -67,16 +68,16 @@ pub(super) struct ChatBody {
 }
 
 pub(super) async fn create(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody<ChatBody>,
-) -> Result<Response> {
+) -> HttpResult<Response> {
     let wants_stream = body.stream.unwrap_or(false);
     let include_usage = body.stream_options.unwrap_or_default().include_usage;
     let with_logprobs = body.logprobs.unwrap_or(false);
     let timing = body.timing;
     let (request, tools) = request(body)?;
-    let answer = app.chat(&caller, request).await?;
+    let answer = runner.chat(&caller, request).await?;
     let frame = ChatFrame {
         id: format!("chatcmpl-{}", caller.request_id),
         created: seconds_now(),
@@ -96,19 +97,19 @@ pub(super) async fn create(
 
 /// Renders the prompt of a chat: llama-server's `/apply-template`.
 pub(super) async fn apply_template(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     JsonBody(body): JsonBody<ChatBody>,
-) -> Result<Json<Value>> {
-    let (prompt, _) = app.chat_prompt(request(body)?.0).await?;
+) -> HttpResult<Json<Value>> {
+    let (prompt, _) = runner.chat_prompt(request(body)?.0).await?;
     Ok(Json(json!({ "prompt": prompt })))
 }
 
 /// Counts the tokens of a chat's prompt: llama-server's `input_tokens`.
 pub(super) async fn count_tokens(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     JsonBody(body): JsonBody<ChatBody>,
-) -> Result<Json<Value>> {
-    let (_, tokens) = app.chat_prompt(request(body)?.0).await?;
+) -> HttpResult<Json<Value>> {
+    let (_, tokens) = runner.chat_prompt(request(body)?.0).await?;
     Ok(input_tokens(tokens.len()))
 }
 
@@ -125,7 +126,7 @@ fn request(body: ChatBody) -> Result<(ChatRequest, Tools)> {
         ..GenerateOptions::default()
     };
     if body.top_logprobs.is_some_and(|n| n > 0) && options.logprobs.is_none() {
-        return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
+        return Err(RequestError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
     }
     body.sampling.apply(&mut options)?;
     check_service_tier(body.service_tier.as_deref(), &mut options);
@@ -137,7 +138,7 @@ fn request(body: ChatBody) -> Result<(ChatRequest, Tools)> {
         Some("none") => true,
         Some(other) => {
             let message = format!("`reasoning_format` is {other:?}, expected auto, deepseek or none");
-            return Err(ApiError::invalid("reasoning_format", message));
+            return Err(RequestError::invalid("reasoning_format", message));
         }
     };
     // A last message of the assistant is the start of the answer.
@@ -157,10 +158,10 @@ fn request(body: ChatBody) -> Result<(ChatRequest, Tools)> {
     ];
     warn_of_ignored(&ignored);
     if let Some(other) = body.modalities.iter().flatten().find(|modality| *modality != "text") {
-        return Err(ApiError::unsupported_value("modalities", other, "text alone"));
+        return Err(RequestError::unsupported_value("modalities", other, "text alone"));
     }
     if body.messages.is_empty() {
-        return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
+        return Err(RequestError::invalid("messages", "`messages` is empty, expected at least one message"));
     }
     let messages = body.messages.into_iter().enumerate().map(|(index, value)| message(index, value));
     let mut tools = Tools::of_chat(&body.tools.unwrap_or_default())?;
@@ -204,7 +205,7 @@ pub(super) fn response_format(name: &str, format: Option<Value>) -> Result<Optio
             Value::Null => Grammar::AnyJson,
             other => {
                 let message = format!("`{name}.schema` is {other}, expected a JSON Schema");
-                return Err(ApiError::invalid(name, message));
+                return Err(RequestError::invalid(name, message));
             }
         })),
         Some("json_schema") => match format["json_schema"]["schema"].take() {
@@ -213,25 +214,25 @@ pub(super) fn response_format(name: &str, format: Option<Value>) -> Result<Optio
                 // In Responses the format holds the schema directly.
                 let key = if name == "response_format" { ".json_schema.schema" } else { ".schema" };
                 let message = format!("`{name}{key}` is {other}, expected a JSON Schema");
-                Err(ApiError::invalid(name, message))
+                Err(RequestError::invalid(name, message))
             }
         },
         _ => {
             let message = format!("`{name}` is {format}, expected the type text, json_object or json_schema");
-            Err(ApiError::invalid(name, message))
+            Err(RequestError::invalid(name, message))
         }
     }
 }
 
 fn refuse(name: &str, asked: bool) -> Result<()> {
-    if asked { Err(ApiError::unsupported(name)) } else { Ok(()) }
+    if asked { Err(RequestError::unsupported(name)) } else { Ok(()) }
 }
 
 /// Converts a message for templates: text parts are joined to one text.
 fn message(index: usize, mut message: Value) -> Result<Value> {
     let wrong = |key: &str, found: String, expected: &str| {
         let param = format!("messages[{index}]{key}");
-        Err(ApiError::invalid(param.clone(), format!("`{param}` is {found}, expected {expected}")))
+        Err(RequestError::invalid(param.clone(), format!("`{param}` is {found}, expected {expected}")))
     };
     let Some(object) = message.as_object_mut() else {
         return wrong("", message.to_string(), "an object with `role` and `content`");
@@ -273,7 +274,7 @@ fn part(at: &str, part: &Value) -> Result<Value> {
         Some(text) => Ok(json!({ "type": "text", "text": text })),
         None => {
             let path = format!("{at}.{key}");
-            Err(ApiError::invalid(path.clone(), format!("`{path}` is {}, expected a text", part[key])))
+            Err(RequestError::invalid(path.clone(), format!("`{path}` is {}, expected a text", part[key])))
         }
     };
     match part["type"].as_str() {
@@ -284,10 +285,10 @@ fn part(at: &str, part: &Value) -> Result<Value> {
             let url = part.pointer("/image_url/url").unwrap_or(&part["image_url"]);
             images::part_of_url(&format!("{at}.image_url"), url)
         }
-        Some(kind) => Err(ApiError::unsupported_value(format!("{at}.type"), kind, "text or image_url")),
+        Some(kind) => Err(RequestError::unsupported_value(format!("{at}.type"), kind, "text or image_url")),
         None => {
             let message = format!("`{at}.type` is {}, expected text or image_url", part["type"]);
-            Err(ApiError::invalid(format!("{at}.type"), message))
+            Err(RequestError::invalid(format!("{at}.type"), message))
         }
     }
 }

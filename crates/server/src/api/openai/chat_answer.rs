@@ -11,11 +11,12 @@ use serde_json::{Value, json};
 
 use super::common::{FINGERPRINT, TokenLogprob, add_usage, finish_reason, usage_json};
 use super::tools::{Freeform, ToolKind, Tools, input_of};
-use crate::answer::{AnswerEvent, Delta, EventKind, ToolCall, Usage};
-use crate::answering::Answer;
 use crate::api::sse;
 use crate::api::timing::{TimingKeys, progress_json};
-use crate::error::{ApiError, Result};
+use crate::error::HttpResult;
+use runner::Answer;
+use runner::RequestError;
+use runner::{AnswerEvent, Delta, EventKind, ToolCall, Usage};
 
 /// Fields that all chunks of an answer share.
 pub(super) struct ChatFrame {
@@ -216,12 +217,12 @@ pub(super) fn stream(answer: Answer, frame: ChatFrame) -> impl Stream<Item = Byt
     })
 }
 
-pub(super) async fn whole(answer: Answer, frame: ChatFrame) -> Result<Response> {
+pub(super) async fn whole(answer: Answer, frame: ChatFrame) -> HttpResult<Response> {
     let mut usage = Usage::default();
     let mut choices = Vec::new();
     for (index, collected) in answer.collect().await?.into_iter().enumerate() {
         let Some(finish) = &collected.finish else {
-            return Err(ApiError::internal("an answer ended without its last event"));
+            return Err(RequestError::internal("an answer ended without its last event").into());
         };
         add_usage(&mut usage, finish.usage);
         let reason = finish_reason(finish)?;

@@ -7,9 +7,9 @@ use axum::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::answer::{Finish, StopReason, TokenInfo, Usage};
-use crate::error::{ApiError, Result};
-use crate::request::{GenerateOptions, Prompt, ToolChoice};
+use runner::{Finish, StopReason, TokenInfo, Usage};
+use runner::{GenerateOptions, Prompt, ToolChoice};
+use runner::{RequestError, Result};
 
 /// Reads a word of `tool_choice`, in chats and in Responses.
 pub(super) fn tool_choice_word(word: &Value) -> Result<ToolChoice> {
@@ -21,9 +21,9 @@ pub(super) fn tool_choice_word(word: &Value) -> Result<ToolChoice> {
     }
 }
 
-pub(super) fn wrong_tool_choice(found: &Value) -> ApiError {
+pub(super) fn wrong_tool_choice(found: &Value) -> RequestError {
     let expected = "none, auto, required, a function, or allowed_tools";
-    ApiError::invalid("tool_choice", format!("`tool_choice` is {found}, expected {expected}"))
+    RequestError::invalid("tool_choice", format!("`tool_choice` is {found}, expected {expected}"))
 }
 
 /// Number of a prompt's tokens in the shape of OpenAI's Responses.
@@ -88,7 +88,7 @@ pub(super) const MAX_N: usize = 128;
 pub(super) fn check_n(n: Option<usize>) -> Result<usize> {
     match n.unwrap_or(1) {
         n if (1..=MAX_N).contains(&n) => Ok(n),
-        n => Err(ApiError::invalid("n", format!("`n` is {n}, expected a number from 1 to {MAX_N}"))),
+        n => Err(RequestError::invalid("n", format!("`n` is {n}, expected a number from 1 to {MAX_N}"))),
     }
 }
 
@@ -97,7 +97,7 @@ pub(super) fn check_max_tokens(name: &str, value: Option<i64>) -> Result<Option<
         // Clients of llama.cpp send -1 for no limit.
         None | Some(-1) => Ok(None),
         Some(n) if n >= 0 => Ok(Some(n as usize)),
-        Some(n) => Err(ApiError::invalid(name, format!("`{name}` is {n}, expected a number of tokens"))),
+        Some(n) => Err(RequestError::invalid(name, format!("`{name}` is {n}, expected a number of tokens"))),
     }
 }
 
@@ -107,7 +107,7 @@ pub(super) fn check_top_logprobs(name: &str, n: Option<usize>) -> Result<usize> 
         n if n <= engine::MAX_BEST_LOGPROBS => Ok(n),
         n => {
             let most = engine::MAX_BEST_LOGPROBS;
-            Err(ApiError::invalid(name, format!("`{name}` is {n}, expected at most {most}")))
+            Err(RequestError::invalid(name, format!("`{name}` is {n}, expected at most {most}")))
         }
     }
 }
@@ -148,9 +148,11 @@ pub(super) fn finish_reason(finish: &Finish) -> Result<&'static str> {
         }
         StopReason::MaxTokens | StopReason::ContextFull => Ok("length"),
         StopReason::ToolCalls => Ok("tool_calls"),
-        StopReason::Timeout => Err(ApiError::new(crate::ErrorKind::Timeout, "the request's time is over")),
-        StopReason::Ungrammatical(words) => Err(ApiError::ungrammatical(words)),
-        StopReason::Failed(message) => Err(ApiError::internal(message.clone())),
+        StopReason::Timeout => {
+            Err(RequestError::new(runner::ErrorKind::Timeout, "the request's time is over"))
+        }
+        StopReason::Ungrammatical(words) => Err(RequestError::ungrammatical(words)),
+        StopReason::Failed(message) => Err(RequestError::internal(message.clone())),
     }
 }
 

@@ -12,15 +12,16 @@ use super::common::{
     FINGERPRINT, MAX_N, Prompts, Stop, StreamOptions, add_usage, check_max_tokens, check_n, finish_reason,
     usage_json,
 };
-use crate::answer::{AnswerEvent, Collected, Delta, EventKind, TokenInfo, Usage};
-use crate::answering::Answer;
 use crate::api::body::{JsonBody, text_or_null};
 use crate::api::sampling::SamplingKeys;
 use crate::api::timing::{TimingKeys, progress_json};
 use crate::api::{seconds_now, sse};
-use crate::app::App;
-use crate::error::{ApiError, Result};
-use crate::request::{Caller, CompletionRequest, GenerateOptions, Prompt};
+use crate::error::HttpResult;
+use runner::Answer;
+use runner::Runner;
+use runner::{AnswerEvent, Collected, Delta, EventKind, TokenInfo, Usage};
+use runner::{Caller, CompletionRequest, GenerateOptions, Prompt};
+use runner::{RequestError, Result};
 
 #[derive(Deserialize)]
 pub(super) struct CompletionBody {
@@ -49,10 +50,10 @@ pub(super) struct CompletionBody {
 const MAX_PROMPTS: usize = 256;
 
 pub(super) async fn create(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody<CompletionBody>,
-) -> Result<Response> {
+) -> HttpResult<Response> {
     let wants_stream = body.stream.unwrap_or(false);
     let n = check_n(body.n)?;
     let include_usage = body.stream_options.unwrap_or_default().include_usage;
@@ -69,15 +70,15 @@ pub(super) async fn create(
         let request = CompletionRequest { prompt, ..shared.clone() };
         echoed.push(match &request.prompt {
             _ if !echoes => Echo::default(),
-            Prompt::Tokens(tokens) => Echo::of(&app.text_of(&request.model, tokens).await?),
+            Prompt::Tokens(tokens) => Echo::of(&runner.text_of(&request.model, tokens).await?),
             Prompt::Text { text, parse_special } => {
-                let tokens = app.tokenize(&request.model, text.clone(), true, *parse_special).await?;
+                let tokens = runner.tokenize(&request.model, text.clone(), true, *parse_special).await?;
                 Echo { text: text.clone(), ..Echo::of(&tokens) }
             }
             // Only `/v1/rerank` makes pairs.
             Prompt::Pair { .. } => Echo::default(),
         });
-        answers.push(app.complete(&caller, request).await?);
+        answers.push(runner.complete(&caller, request).await?);
     }
     let frame = CompletionFrame {
         id: format!("cmpl-{}", caller.request_id),
@@ -100,12 +101,12 @@ fn requests(body: CompletionBody) -> Result<(CompletionRequest, Vec<Prompt>)> {
     let best_of = body.best_of.unwrap_or(n);
     if !(n..=MAX_N).contains(&best_of) {
         let message = format!("`best_of` is {best_of}, expected a number from `n`, {n}, to {MAX_N}");
-        return Err(ApiError::invalid("best_of", message));
+        return Err(RequestError::invalid("best_of", message));
     }
     if best_of > n && body.stream == Some(true) {
         // The best answer is known only when all have ended.
         let message = format!("`best_of` is {best_of}, expected `n`, {n}, where the answer is streamed");
-        return Err(ApiError::invalid("best_of", message));
+        return Err(RequestError::invalid("best_of", message));
     }
     let mut options = GenerateOptions {
         n: best_of,
@@ -124,7 +125,7 @@ fn requests(body: CompletionBody) -> Result<(CompletionRequest, Vec<Prompt>)> {
     let prompts = body.prompt.list();
     if !(1..=MAX_PROMPTS).contains(&prompts.len()) {
         let message = format!("`prompt` has {} entries, expected 1 to {MAX_PROMPTS}", prompts.len());
-        return Err(ApiError::invalid("prompt", message));
+        return Err(RequestError::invalid("prompt", message));
     }
     let shared = CompletionRequest { model: body.model, suffix, grammar, options, ..Default::default() };
     Ok((shared, prompts))
@@ -344,7 +345,7 @@ async fn whole(
     echoed: Vec<Echo>,
     n: usize,
     frame: &CompletionFrame,
-) -> Result<Response> {
+) -> HttpResult<Response> {
     let (mut choices, mut usages) = (Vec::new(), Vec::new());
     for (answer, echo) in answers.into_iter().zip(echoed) {
         let mut usage = Usage::default();
@@ -353,7 +354,7 @@ async fn whole(
         candidates.iter().filter_map(|one| one.finish.as_ref()).for_each(|f| add_usage(&mut usage, f.usage));
         for collected in best(candidates, n) {
             let Some(finish) = &collected.finish else {
-                return Err(ApiError::internal("an answer ended without its last event"));
+                return Err(RequestError::internal("an answer ended without its last event").into());
             };
             let reason = finish_reason(finish)?;
             let index = choices.len();

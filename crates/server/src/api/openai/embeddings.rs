@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 use super::common::Prompts;
 use crate::api::body::{JsonBody, text_or_null};
 use crate::api::keep_alive::keep_alive;
-use crate::app::{App, EmbedRequest};
-use crate::error::{ApiError, Result};
-use crate::request::Prompt;
+use crate::error::HttpResult;
+use runner::Prompt;
+use runner::{EmbedRequest, Runner};
+use runner::{RequestError, Result};
 
 #[derive(Deserialize)]
 pub(in crate::api) struct EmbeddingBody {
@@ -36,9 +37,9 @@ enum Encoding {
 const MAX_INPUTS: usize = 2048;
 
 pub(in crate::api) async fn create(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     JsonBody(body): JsonBody<EmbeddingBody>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     let inputs = inputs("input", body.input)?;
     let request = EmbedRequest {
         model: body.model,
@@ -46,7 +47,7 @@ pub(in crate::api) async fn create(
         truncate: body.truncate.unwrap_or(false),
         keep_alive: body.keep_alive.as_ref().map(keep_alive).transpose()?,
     };
-    let found = app.embed(request).await.map_err(|error| error.of_key("input"))?;
+    let found = runner.embed(request).await.map_err(|error| error.of_key("input"))?;
     let encoding = body.encoding_format.unwrap_or_default();
     let mut data = Vec::with_capacity(found.vectors.len());
     for (index, mut vector) in found.vectors.into_iter().enumerate() {
@@ -75,7 +76,7 @@ pub(in crate::api) fn inputs(name: &str, given: Prompts) -> Result<Vec<Prompt>> 
         true => Ok(inputs),
         false => {
             let message = format!("`{name}` has {} entries, expected 1 to {MAX_INPUTS}", inputs.len());
-            Err(ApiError::invalid(name, message))
+            Err(RequestError::invalid(name, message))
         }
     }
 }
@@ -85,7 +86,7 @@ pub(in crate::api) fn inputs(name: &str, given: Prompts) -> Result<Vec<Prompt>> 
 pub(in crate::api) fn shorten(vector: &mut Vec<f32>, dimensions: usize) -> Result<()> {
     if !(1..=vector.len()).contains(&dimensions) {
         let message = format!("`dimensions` is {dimensions}, expected a number from 1 to {}", vector.len());
-        return Err(ApiError::invalid("dimensions", message));
+        return Err(RequestError::invalid("dimensions", message));
     }
     if dimensions < vector.len() {
         vector.truncate(dimensions);

@@ -20,9 +20,10 @@ use serde_json::{Value, json};
 use super::common::new_id;
 use super::page::ListPage;
 use crate::api::seconds_now;
-use crate::app::App;
-use crate::error::{ApiError, ErrorKind, Result};
-use crate::request::Caller;
+use crate::error::HttpResult;
+use runner::Caller;
+use runner::Runner;
+use runner::{ErrorKind, RequestError, Result};
 
 /// Maximum number of files of a tenant.
 const MAX_FILES: usize = 1000;
@@ -94,7 +95,7 @@ impl Files {
                      delete some",
                     files.len() + 1
                 );
-                return Err(ApiError::new(ErrorKind::TooLarge, message));
+                return Err(RequestError::new(ErrorKind::TooLarge, message));
             }
             let file = Arc::new(file);
             files.push(file.clone());
@@ -112,13 +113,13 @@ impl Files {
     }
 }
 
-fn unknown(id: &str) -> ApiError {
+fn unknown(id: &str) -> RequestError {
     let id: String = id.chars().take(100).collect();
-    ApiError::new(ErrorKind::NotFound, format!("there is no file `{id}`, or it has been removed"))
+    RequestError::new(ErrorKind::NotFound, format!("there is no file `{id}`, or it has been removed"))
 }
 
 /// The paths of this API.
-pub(super) fn router() -> Router<App> {
+pub(super) fn router() -> Router<Runner> {
     Router::new()
         .route("/v1/files", post(upload).get(list))
         .route("/v1/files/{id}", get(retrieve).delete(delete))
@@ -129,17 +130,17 @@ async fn upload(
     Extension(caller): Extension<Caller>,
     Extension(files): Extension<Arc<Files>>,
     form: std::result::Result<Multipart, axum::extract::multipart::MultipartRejection>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     let mut form = form.map_err(|_| {
         let message = "the body is not a form, expected multipart/form-data with a boundary, `file` and `purpose` in it";
-        ApiError::new(ErrorKind::UnsupportedMediaType, message)
+        RequestError::new(ErrorKind::UnsupportedMediaType, message)
     })?;
     let broken = |error: axum::extract::multipart::MultipartError| {
         let kind = match error.status() {
             axum::http::StatusCode::PAYLOAD_TOO_LARGE => ErrorKind::TooLarge,
             _ => ErrorKind::Invalid,
         };
-        ApiError::new(kind, format!("the form could not be read: {}", error.body_text()))
+        RequestError::new(kind, format!("the form could not be read: {}", error.body_text()))
     };
     let (mut given, mut purpose, mut expires) = (None, None, None);
     while let Some(field) = form.next_field().await.map_err(broken)? {
@@ -156,24 +157,24 @@ async fn upload(
                 let (least, most) = (EXPIRY.start(), EXPIRY.end());
                 expires = Some(seconds.ok_or_else(|| {
                     let message = format!("`{name}` is {text:?}, expected a number from {least} to {most}");
-                    ApiError::invalid(&name, message)
+                    RequestError::invalid(&name, message)
                 })?);
             }
             // `created_at` is the only anchor.
             _ => {}
         }
     }
-    let missing = |name: &str| ApiError::invalid(name, format!("`{name}` is missing in the form"));
+    let missing = |name: &str| RequestError::invalid(name, format!("`{name}` is missing in the form"));
     let (name, bytes) = given.ok_or_else(|| missing("file"))?;
     let purpose = purpose.ok_or_else(|| missing("purpose"))?;
     if !["vision", "user_data", "assistants"].contains(&purpose.as_str()) {
         let message = format!("`purpose` is {purpose:?}, expected vision, user_data or assistants");
-        return Err(ApiError::invalid("purpose", message));
+        return Err(RequestError::invalid("purpose", message).into());
     }
     let created = seconds_now();
     let expires = expires.map(|seconds: u64| created + seconds);
     let file = File { id: new_id("file"), name, purpose, created, expires, bytes };
-    files.add(caller.tenant, file).map(|file| Json(file.json()))
+    Ok(Json(files.add(caller.tenant, file)?.json()))
 }
 
 #[derive(Deserialize)]
@@ -186,27 +187,27 @@ async fn list(
     Extension(files): Extension<Arc<Files>>,
     Query(Purpose { purpose }): Query<Purpose>,
     Query(page): Query<ListPage>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     let found: Vec<Value> = files.of(caller.tenant, |files| {
         let is_asked = |file: &&Arc<File>| purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose);
         files.iter().filter(is_asked).map(|file| file.json()).collect()
     });
-    page.of(found, PAGE, 1..=PAGE, unknown)
+    Ok(page.of(found, PAGE, 1..=PAGE, unknown)?)
 }
 
 async fn retrieve(
     Extension(caller): Extension<Caller>,
     Extension(files): Extension<Arc<Files>>,
     Path(id): Path<String>,
-) -> Result<Json<Value>> {
-    files.get(caller.tenant, &id).map(|file| Json(file.json()))
+) -> HttpResult<Json<Value>> {
+    Ok(Json(files.get(caller.tenant, &id)?.json()))
 }
 
 async fn content(
     Extension(caller): Extension<Caller>,
     Extension(files): Extension<Arc<Files>>,
     Path(id): Path<String>,
-) -> Result<Response> {
+) -> HttpResult<Response> {
     let file = files.get(caller.tenant, &id)?;
     let headers =
         [(header::CONTENT_TYPE, "application/octet-stream"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
@@ -217,7 +218,7 @@ async fn delete(
     Extension(caller): Extension<Caller>,
     Extension(files): Extension<Arc<Files>>,
     Path(id): Path<String>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     files.get(caller.tenant, &id)?;
     files.of(caller.tenant, |files| files.retain(|file| file.id != id));
     Ok(Json(json!({ "id": id, "object": "file", "deleted": true })))

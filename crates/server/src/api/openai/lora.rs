@@ -6,9 +6,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api::body::JsonBody;
-use crate::app::App;
-use crate::error::{ApiError, Result};
-use crate::models::ServedAdapter;
+use crate::error::HttpResult;
+use runner::RequestError;
+use runner::Runner;
+use runner::ServedAdapter;
 
 #[derive(Deserialize)]
 pub(super) struct Load {
@@ -29,27 +30,31 @@ pub(super) struct Unload {
 }
 
 /// Loads an adapter. The answer is a sentence, as in vLLM.
-pub(super) async fn load(State(app): State<App>, JsonBody(load): JsonBody<Load>) -> Result<String> {
+pub(super) async fn load(State(runner): State<Runner>, JsonBody(load): JsonBody<Load>) -> HttpResult<String> {
     let Load { lora_name: name, lora_path: path, base_model_name, load_inplace } = load;
-    let missing = |field: &str| ApiError::invalid(field, format!("`{field}` is missing, expected a text"));
+    let missing =
+        |field: &str| RequestError::invalid(field, format!("`{field}` is missing, expected a text"));
     if name.is_empty() {
-        return Err(missing("lora_name"));
+        return Err(missing("lora_name").into());
     }
     if path.is_empty() {
-        return Err(missing("lora_path"));
+        return Err(missing("lora_path").into());
     }
     let model = base_model_name.unwrap_or_default();
-    app.load_adapter(ServedAdapter { name: name.clone(), model, path }, load_inplace).await?;
+    runner.load_adapter(ServedAdapter { name: name.clone(), model, path }, load_inplace).await?;
     Ok(format!("Success: LoRA adapter '{name}' added successfully."))
 }
 
 /// Unloads an adapter.
-pub(super) async fn unload(State(app): State<App>, JsonBody(unload): JsonBody<Unload>) -> Result<String> {
+pub(super) async fn unload(
+    State(runner): State<Runner>,
+    JsonBody(unload): JsonBody<Unload>,
+) -> HttpResult<String> {
     let name = unload.lora_name;
     if name.is_empty() {
-        return Err(ApiError::invalid("lora_name", "`lora_name` is missing, expected a text"));
+        return Err(RequestError::invalid("lora_name", "`lora_name` is missing, expected a text").into());
     }
-    app.unload_adapter(&name).await?;
+    runner.unload_adapter(&name).await?;
     Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
 }
 

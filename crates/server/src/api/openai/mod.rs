@@ -21,12 +21,13 @@ use axum::routing::{get, post};
 use serde_json::{Value, json};
 
 use super::time;
-use crate::app::App;
-use crate::error::{ApiError, Result};
-use crate::models::{LoadedStatus, ModelStatus};
+use crate::error::HttpResult;
+use runner::RequestError;
+use runner::Runner;
+use runner::{LoadedStatus, ModelStatus};
 
 /// All paths of this API.
-pub fn router() -> axum::Router<App> {
+pub fn router() -> axum::Router<Runner> {
     axum::Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
@@ -48,11 +49,11 @@ pub fn router() -> axum::Router<App> {
         .layer(Extension(Arc::new(files::Files::default())))
 }
 
-async fn models(State(app): State<App>) -> Json<Value> {
-    let created = app.created();
-    let models = app.models();
+async fn models(State(runner): State<Runner>) -> Json<Value> {
+    let created = runner.created();
+    let models = runner.models();
     let models = models.iter().map(|status| model_json(status, created));
-    let adapters = app.adapters();
+    let adapters = runner.adapters();
     let adapters = adapters.iter().map(|adapter| lora::adapter_json(adapter, created));
     let data: Vec<Value> = models.chain(adapters).map(|model| also_anthropic(model, created)).collect();
     let id = |model: Option<&Value>| model.map(|model| model["id"].clone());
@@ -61,16 +62,18 @@ async fn models(State(app): State<App>) -> Json<Value> {
     }))
 }
 
-async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>> {
-    if let Some(adapter) = app.adapters().iter().find(|adapter| adapter.name == id) {
-        return Ok(Json(also_anthropic(lora::adapter_json(adapter, app.created()), app.created())));
+async fn model(State(runner): State<Runner>, Path(id): Path<String>) -> HttpResult<Json<Value>> {
+    if let Some(adapter) = runner.adapters().iter().find(|adapter| adapter.name == id) {
+        return Ok(Json(also_anthropic(lora::adapter_json(adapter, runner.created()), runner.created())));
     }
-    let models = app.models();
+    let models = runner.models();
     match models.iter().find(|status| status.id == id) {
-        Some(status) => Ok(Json(also_anthropic(model_json(status, app.created()), app.created()))),
-        None => {
-            Err(ApiError::no_model(&id, &models.iter().map(|status| status.id.clone()).collect::<Vec<_>>()))
-        }
+        Some(status) => Ok(Json(also_anthropic(model_json(status, runner.created()), runner.created()))),
+        None => Err(RequestError::no_model(
+            &id,
+            &models.iter().map(|status| status.id.clone()).collect::<Vec<_>>(),
+        )
+        .into()),
     }
 }
 

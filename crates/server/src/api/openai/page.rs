@@ -7,7 +7,7 @@ use axum::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::error::{ApiError, Result};
+use runner::{RequestError, Result};
 
 /// Keys of a request that select a part of a list.
 #[derive(Deserialize)]
@@ -28,13 +28,13 @@ impl ListPage {
         mut list: Vec<T>,
         default: usize,
         limit: RangeInclusive<usize>,
-        unknown: impl FnOnce(&str) -> ApiError,
+        unknown: impl FnOnce(&str) -> RequestError,
     ) -> Result<Json<Value>> {
         match self.order.as_deref() {
             None | Some("desc") => list.reverse(),
             Some("asc") => {}
             Some(other) => {
-                return Err(ApiError::invalid(
+                return Err(RequestError::invalid(
                     "order",
                     format!("`order` is {other:?}, expected asc or desc"),
                 ));
@@ -43,7 +43,7 @@ impl ListPage {
         let n = self.limit.unwrap_or(default);
         if !limit.contains(&n) {
             let message = format!("`limit` is {n}, expected {} to {}", limit.start(), limit.end());
-            return Err(ApiError::invalid("limit", message));
+            return Err(RequestError::invalid("limit", message));
         }
         let id = |item: &T| item.borrow()["id"].clone();
         if let Some(after) = &self.after {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::error::{ApiError, Result};
+use runner::{RequestError, Result};
 
 /// The parameter of a custom tool.
 const INPUT: &str = "input";
@@ -248,8 +248,8 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-fn wrong(at: &str, found: &Value, expected: &str) -> ApiError {
-    ApiError::invalid(at, format!("`{at}` is {found}, expected {expected}"))
+fn wrong(at: &str, found: &Value, expected: &str) -> RequestError {
+    RequestError::invalid(at, format!("`{at}` is {found}, expected {expected}"))
 }
 
 fn warn(left_out: &[String]) {

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use text::{Grammar, Trigger};
 
-use crate::error::{ApiError, ErrorKind, Result};
+use runner::{ErrorKind, RequestError, Result};
 
 /// Keys that hold an answer to a grammar. A request has at most one of them.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -64,7 +64,7 @@ impl GrammarKeys {
         let mut given = given.into_iter().flatten();
         match (given.next(), given.next()) {
             (first, None) => Ok(first),
-            (_, Some(_)) => Err(ApiError::new(
+            (_, Some(_)) => Err(RequestError::new(
                 ErrorKind::Invalid,
                 "the answer is to follow several grammars, expected one of response_format, json_schema, guided_json, \
                  guided_regex, guided_choice, guided_grammar, structural_tag, structured_outputs and grammar",
@@ -77,10 +77,10 @@ impl GrammarKeys {
         if self.grammar_lazy != Some(true) {
             return Ok(None);
         }
-        let wrong = |message: String| ApiError::invalid("grammar_triggers", message);
+        let wrong = |message: String| RequestError::invalid("grammar_triggers", message);
         if self.grammar.as_ref().is_none_or(String::is_empty) {
             let message = "`grammar_lazy` needs `grammar`, which is missing";
-            return Err(ApiError::invalid("grammar_lazy", message));
+            return Err(RequestError::invalid("grammar_lazy", message));
         }
         let trigger = |(index, keys): (usize, &TriggerKeys)| match (keys.kind, keys.token) {
             (0, Some(token)) => Ok(Trigger::Token(token)),
@@ -108,7 +108,7 @@ impl GrammarKeys {
 pub(in crate::api) fn structural_tag(tag: &Value) -> Result<Grammar> {
     let parsed = tag.as_str().map(|text| serde_json::from_str(text).unwrap_or_default());
     let grammar = Grammar::of_structural_tag(parsed.as_ref().unwrap_or(tag));
-    grammar.map_err(|error| ApiError::invalid("structural_tag", error.to_string()))
+    grammar.map_err(|error| RequestError::invalid("structural_tag", error.to_string()))
 }
 
 /// A grammar in GBNF or Lark.
@@ -117,7 +117,7 @@ pub(in crate::api) fn structural_tag(tag: &Value) -> Result<Grammar> {
 /// Compiling it would take too much memory.
 fn of_text(key: &str, text: String) -> Result<Grammar> {
     if !text.contains("::=") {
-        text::check_lark(&text).map_err(|error| ApiError::invalid(key, format!("`{key}`: {error}")))?;
+        text::check_lark(&text).map_err(|error| RequestError::invalid(key, format!("`{key}`: {error}")))?;
     }
     Ok(Grammar::of_text(text))
 }
@@ -126,7 +126,7 @@ fn of_text(key: &str, text: String) -> Result<Grammar> {
 fn structured_outputs(outputs: &Value) -> Result<Option<Grammar>> {
     let wrong = |key: &str, found: &Value, expected: &str| {
         let path = format!("structured_outputs{key}");
-        Err(ApiError::invalid(path.clone(), format!("`{path}` is {found}, expected {expected}")))
+        Err(RequestError::invalid(path.clone(), format!("`{path}` is {found}, expected {expected}")))
     };
     let Some(outputs) = outputs.as_object() else {
         return wrong(
@@ -154,7 +154,7 @@ fn structured_outputs(outputs: &Value) -> Result<Option<Grammar>> {
             ("json" | "regex" | "grammar" | "choice" | "json_object", _) => {
                 return wrong(&format!(".{key}"), value, "a value of the key's type");
             }
-            (other, _) => return Err(ApiError::unsupported(format!("structured_outputs.{other}"))),
+            (other, _) => return Err(RequestError::unsupported(format!("structured_outputs.{other}"))),
         });
     }
     if grammars.len() > 1 {

@@ -4,7 +4,7 @@ use engine::{Dry, DryBreakers, Mirostat, SamplerName, SamplingParams};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::error::{ApiError, Result};
+use runner::{RequestError, Result};
 
 /// Samplers under llama.cpp's names. A value that llama.cpp treats as off is off.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -64,7 +64,7 @@ impl LlamaSamplers {
 fn order(samplers: &Value) -> Result<Option<Vec<SamplerName>>> {
     let unknown = |found: String| {
         let expected = "penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc and temperature";
-        ApiError::invalid("samplers", format!("`samplers` has {found}, expected names among {expected}"))
+        RequestError::invalid("samplers", format!("`samplers` has {found}, expected names among {expected}"))
     };
     let named = |name: &Value| {
         let found = name.as_str().and_then(SamplerName::named);

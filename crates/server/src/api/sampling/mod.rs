@@ -25,8 +25,8 @@ pub(super) use self::grammar::structural_tag;
 use self::llama::LlamaSamplers;
 use self::unbuilt::Unbuilt;
 use super::keep_alive::keep_alive;
-use crate::error::{ApiError, Result};
-use crate::request::GenerateOptions;
+use runner::GenerateOptions;
+use runner::{RequestError, Result};
 
 /// Bias of a forbidden token, far below every logit.
 pub(super) const FORBIDDEN: f32 = -1e9;
@@ -181,7 +181,7 @@ impl AnswerKeys {
         let wrong = |found: &Value| {
             let expected =
                 "an object of tokens' ids and numbers, or a list of pairs of an id, and a number or false";
-            ApiError::invalid("logit_bias", format!("`logit_bias` has {found}, expected {expected}"))
+            RequestError::invalid("logit_bias", format!("`logit_bias` has {found}, expected {expected}"))
         };
         let entry = |token: &Value, bias: &Value| {
             let id = match token {
@@ -214,7 +214,7 @@ impl AnswerKeys {
 /// Checks limits that hold for every model. The engine checks those that depend on the vocabulary.
 fn check(sampling: &SamplingParams) -> Result<()> {
     let without_biases = SamplingParams { logit_bias: Arc::default(), ..sampling.clone() };
-    without_biases.check(1).map_err(|wrong| ApiError::invalid(wrong.name, wrong.to_string()))
+    without_biases.check(1).map_err(|wrong| RequestError::invalid(wrong.name, wrong.to_string()))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::error::{ApiError, Result};
+use runner::{RequestError, Result};
 
 /// Declares the refused keys, each with its type and the values that change an answer.
 macro_rules! unbuilt {
@@ -20,7 +20,7 @@ macro_rules! unbuilt {
             /// The name of the first key whose value would change an answer.
             pub(super) fn check(&self) -> Result<()> {
                 $(if self.$key.as_ref().is_some_and($changes) {
-                    return Err(ApiError::unsupported(stringify!($key)));
+                    return Err(RequestError::unsupported(stringify!($key)));
                 })*
                 Ok(())
             }

@@ -7,9 +7,10 @@ use serde_json::Value;
 use speech::{Task, TranscribeOptions, language_code};
 
 use crate::api::keep_alive::keep_alive;
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ApiError, HttpResult};
 use crate::limits::MAX_BODY;
-use crate::transcriber::TranscribeRequest;
+use runner::TranscribeRequest;
+use runner::{ErrorKind, RequestError, Result};
 
 /// Maximum number of bytes of a field other than the file.
 const MAX_FIELD: usize = 64 << 10;
@@ -45,9 +46,9 @@ pub(in crate::api::openai) struct Form {
 impl<S: Send + Sync> FromRequest<S> for Form {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Form> {
+    async fn from_request(request: Request, state: &S) -> HttpResult<Form> {
         let mut fields = Multipart::from_request(request, state).await.map_err(|_| {
-            ApiError::new(
+            RequestError::new(
                 ErrorKind::UnsupportedMediaType,
                 "the body is not a form, expected multipart/form-data with a boundary, and a field `file` in it",
             )
@@ -67,7 +68,7 @@ impl<S: Send + Sync> FromRequest<S> for Form {
             }
             // Skips fields that are not used.
         }
-        form.finish()
+        Ok(form.finish()?)
     }
 }
 
@@ -77,7 +78,7 @@ fn shorten(name: &str) -> String {
 }
 
 /// Error of an invalid or too large form.
-fn broken(error: &MultipartError) -> ApiError {
+fn broken(error: &MultipartError) -> RequestError {
     match error.status() {
         StatusCode::PAYLOAD_TOO_LARGE => {
             let message = format!(
@@ -85,9 +86,12 @@ fn broken(error: &MultipartError) -> ApiError {
                  speech, and long recordings can be sent in parts",
                 MAX_BODY >> 20
             );
-            ApiError { param: Some("file".into()), ..ApiError::new(ErrorKind::TooLarge, message) }
+            RequestError { param: Some("file".into()), ..RequestError::new(ErrorKind::TooLarge, message) }
         }
-        _ => ApiError::new(ErrorKind::Invalid, format!("the form could not be read: {}", error.body_text())),
+        _ => RequestError::new(
+            ErrorKind::Invalid,
+            format!("the form could not be read: {}", error.body_text()),
+        ),
     }
 }
 
@@ -97,11 +101,11 @@ async fn text(name: &str, mut field: Field<'_>) -> Result<String> {
         bytes.extend_from_slice(&chunk);
         if bytes.len() > MAX_FIELD {
             let message = format!("`{name}` is longer than {MAX_FIELD} bytes");
-            return Err(ApiError::invalid(name, message));
+            return Err(RequestError::invalid(name, message));
         }
     }
     String::from_utf8(bytes)
-        .map_err(|error| ApiError::invalid(name, format!("`{name}` is not UTF-8: {error}")))
+        .map_err(|error| RequestError::invalid(name, format!("`{name}` is not UTF-8: {error}")))
 }
 
 /// Name of a field without brackets, with which OpenAI's clients mark lists.
@@ -139,7 +143,7 @@ struct Reading {
 impl Reading {
     fn set(&mut self, name: &str, text: String) -> Result<()> {
         let wrong = |expected: &str| {
-            ApiError::invalid(stem(name), format!("`{name}` is {text:?}, expected {expected}"))
+            RequestError::invalid(stem(name), format!("`{name}` is {text:?}, expected {expected}"))
         };
         let request = &mut self.form.request;
         match stem(name) {
@@ -159,7 +163,7 @@ impl Reading {
                     "vtt" => Format::Vtt,
                     "diarized_json" => {
                         let expected = "json, text, srt, verbose_json or vtt; speakers are not distinguished";
-                        return Err(ApiError::unsupported_value("response_format", &text, expected));
+                        return Err(RequestError::unsupported_value("response_format", &text, expected));
                     }
                     _ => return Err(wrong("json, text, srt, verbose_json or vtt")),
                 }
@@ -181,11 +185,11 @@ impl Reading {
                 }
             }
             // Beam search has no probability for each token.
-            "include" if text == "logprobs" => return Err(ApiError::unsupported("include")),
+            "include" if text == "logprobs" => return Err(RequestError::unsupported("include")),
             "include" => return Err(wrong("logprobs")),
             // Windows are always cut at the model's timestamps; no other strategy is built.
             "chunking_strategy" if matches!(text.as_str(), "auto" | "") && !name.contains('[') => {}
-            "chunking_strategy" => return Err(ApiError::unsupported("chunking_strategy")),
+            "chunking_strategy" => return Err(RequestError::unsupported("chunking_strategy")),
             "seed" => {
                 let number = text.trim().parse::<i64>();
                 request.options.seed = number.map_err(|_| wrong("an integer"))? as u64;
@@ -194,7 +198,7 @@ impl Reading {
                 let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
                 request.keep_alive = Some(keep_alive(&value)?);
             }
-            other => return Err(ApiError::unsupported(other)),
+            other => return Err(RequestError::unsupported(other)),
         }
         Ok(())
     }
@@ -202,7 +206,7 @@ impl Reading {
     fn finish(self) -> Result<Form> {
         let Reading { mut form, file, temperature } = self;
         let (file, file_name) = file.ok_or_else(|| {
-            ApiError::invalid(
+            RequestError::invalid(
                 "file",
                 "the form has no `file`, expected an audio file: WAV, AIFF, MP3, M4A, FLAC or OGG Vorbis",
             )
@@ -210,18 +214,18 @@ impl Reading {
         if file.is_empty() {
             let message =
                 format!("{file_name}: the file is empty, expected WAV, AIFF, MP3, M4A, FLAC or OGG Vorbis");
-            return Err(ApiError::invalid("file", message));
+            return Err(RequestError::invalid("file", message));
         }
         (form.request.file, form.request.file_name) = (file, file_name);
         let Granularities { segment, word } = form.granularities;
         if (segment || word) && form.format != Format::VerboseJson {
-            return Err(ApiError::invalid(
+            return Err(RequestError::invalid(
                 "timestamp_granularities",
                 "`timestamp_granularities` needs `response_format` verbose_json, the only format with times",
             ));
         }
         if form.is_streamed && !matches!(form.format, Format::Json | Format::Text) {
-            return Err(ApiError::invalid(
+            return Err(RequestError::invalid(
                 "stream",
                 "a stream has text only, expected `response_format` json or text with `stream`",
             ));
@@ -261,7 +265,7 @@ mod tests {
         };
         let body = fields.iter().map(part).collect::<String>() + "--x--\r\n";
         let request = Request::post("/").header("content-type", "multipart/form-data; boundary=x");
-        Form::from_request(request.body(Body::from(body)).unwrap(), &()).await
+        Ok(Form::from_request(request.body(Body::from(body)).unwrap(), &()).await?)
     }
 
     #[tokio::test]
@@ -317,11 +321,11 @@ mod tests {
         let srt = read(&[("file", "x"), ("stream", "true"), ("response_format", "srt")]).await;
         assert_eq!(srt.unwrap_err().param.as_deref(), Some("stream"));
         let json = Request::post("/").header("content-type", "application/json").body(Body::from("{}"));
-        let error = Form::from_request(json.unwrap(), &()).await.unwrap_err();
+        let error = Form::from_request(json.unwrap(), &()).await.unwrap_err().0;
         assert_eq!(error.kind, ErrorKind::UnsupportedMediaType);
         let cut = Request::post("/").header("content-type", "multipart/form-data; boundary=x");
         let cut =
             cut.body(Body::from("--x\r\ncontent-disposition: form-data; name=\"file\"\r\n\r\nRI")).unwrap();
-        assert_eq!(Form::from_request(cut, &()).await.unwrap_err().kind, ErrorKind::Invalid);
+        assert_eq!(Form::from_request(cut, &()).await.unwrap_err().0.kind, ErrorKind::Invalid);
     }
 }

@@ -13,24 +13,25 @@ use serde_json::{Value, json};
 use speech::{Segment, Task, TranscriptWriter, Word, language_name};
 
 use crate::api::sse;
-use crate::app::App;
-use crate::error::{ApiError, Result};
-use crate::transcriber::{Heard, TranscriptEvent};
-use crate::transcription::{Transcript, Transcription};
+use crate::error::HttpResult;
 use form::{Form, Format, Granularities};
+use runner::Runner;
+use runner::{Heard, TranscriptEvent};
+use runner::{RequestError, Result};
+use runner::{Transcript, Transcription};
 
-pub(super) async fn transcribe(State(app): State<App>, form: Form) -> Result<Response> {
-    create(&app, form.with_task(Task::Transcribe)).await
+pub(super) async fn transcribe(State(runner): State<Runner>, form: Form) -> HttpResult<Response> {
+    create(&runner, form.with_task(Task::Transcribe)).await
 }
 
-pub(super) async fn translate(State(app): State<App>, form: Form) -> Result<Response> {
-    create(&app, form.with_task(Task::Translate)).await
+pub(super) async fn translate(State(runner): State<Runner>, form: Form) -> HttpResult<Response> {
+    create(&runner, form.with_task(Task::Translate)).await
 }
 
-async fn create(app: &App, form: Form) -> Result<Response> {
+async fn create(runner: &Runner, form: Form) -> HttpResult<Response> {
     let Form { request, format, granularities, is_streamed } = form;
     let task = request.options.task;
-    let mut transcription = app.transcribe(request).await?;
+    let mut transcription = runner.transcribe(request).await?;
     if is_streamed {
         // An invalid recording fails before the first event, so the error has an HTTP status.
         let first = transcription.next().await?;
@@ -66,8 +67,8 @@ fn subtitles(transcript: &Transcript, format: speech::Format) -> Result<String> 
         writer.finish(&transcript.heard.language)?;
         Ok(out)
     };
-    let bytes = write().map_err(|error| ApiError::internal(error.to_string()))?;
-    String::from_utf8(bytes).map_err(|error| ApiError::internal(error.to_string()))
+    let bytes = write().map_err(|error| RequestError::internal(error.to_string()))?;
+    String::from_utf8(bytes).map_err(|error| RequestError::internal(error.to_string()))
 }
 
 /// Recordings are billed in whole seconds, rounded up.

@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use super::super::common::{TokenLogprob, new_id};
 use super::super::tools::{self, Freeform, Tool, Tools};
-use crate::answer::{Delta, Finish, StopReason, TokenInfo, Usage};
 use crate::api::timing::progress_json;
+use runner::{Delta, Finish, StopReason, TokenInfo, Usage};
 
 /// Makes the events of one response. An event is its data, with its name as `type`.
 pub(super) struct ResponseEvents {

@@ -10,8 +10,8 @@ use super::super::common::new_id;
 use super::super::files::File;
 use super::super::tools::{Tools, arguments_of};
 use super::store::Item;
-use crate::error::{ApiError, Result};
-use crate::images;
+use runner::images;
+use runner::{RequestError, Result};
 
 /// The items of `input`, each with an id and in its full form. `known` resolves references.
 pub(super) fn of_input(input: Option<&Value>, known: &dyn Fn(&str) -> Option<Item>) -> Result<Vec<Item>> {
@@ -24,7 +24,10 @@ pub(super) fn of_input(input: Option<&Value>, known: &dyn Fn(&str) -> Option<Ite
         if object.get("type").and_then(Value::as_str) == Some("item_reference") {
             let id = object.get("id").and_then(Value::as_str).unwrap_or_default();
             return known(id).ok_or_else(|| {
-                ApiError::invalid(path.clone(), format!("`{path}` refers to `{id}`, which is not known here"))
+                RequestError::invalid(
+                    path.clone(),
+                    format!("`{path}` refers to `{id}`, which is not known here"),
+                )
             });
         }
         if !object.contains_key("type") {
@@ -92,7 +95,7 @@ pub(super) fn with_files(
             }
             let path = format!("{path}.{key}[{index}].file_id");
             let id = part["file_id"].as_str().ok_or_else(|| wrong(&path, &part["file_id"], "a file's id"))?;
-            let file = file(id).map_err(|error| ApiError { param: Some(path), ..error })?;
+            let file = file(id).map_err(|error| RequestError { param: Some(path), ..error })?;
             let url = format!("data:;base64,{}", STANDARD.encode(&file.bytes));
             *part = json!({ "type": "input_image", "image_url": url });
         }
@@ -235,7 +238,7 @@ fn content(path: &str, content: &Value, of_tool: bool) -> Result<Value> {
             }
             Ok(image)
         }
-        (Some(kind @ ("input_file" | "input_audio")), _) => Err(ApiError::unsupported_value(
+        (Some(kind @ ("input_file" | "input_audio")), _) => Err(RequestError::unsupported_value(
             format!("{path}[{index}].type"),
             kind,
             "input_text or input_image",
@@ -255,8 +258,8 @@ fn content(path: &str, content: &Value, of_tool: bool) -> Result<Value> {
     }
 }
 
-fn wrong(path: &str, found: &Value, expected: &str) -> ApiError {
-    ApiError::invalid(path, format!("`{path}` is {found}, expected {expected}"))
+fn wrong(path: &str, found: &Value, expected: &str) -> RequestError {
+    RequestError::invalid(path, format!("`{path}` is {found}, expected {expected}"))
 }
 
 #[cfg(test)]
@@ -328,7 +331,7 @@ mod tests {
         let items = of_input(Some(&given), &|_| None).unwrap();
         let file = |id: &str| match id {
             "f" => Ok(Arc::new(File::of_bytes(b"ABC"))),
-            _ => Err(ApiError::new(crate::ErrorKind::NotFound, "none")),
+            _ => Err(RequestError::new(runner::ErrorKind::NotFound, "none")),
         };
         let found = messages(&with_files(items.clone(), 0, &file).unwrap(), 0, &Tools::default()).unwrap();
         let image = json!({ "type": "image", "data": "QUJD" });

@@ -23,18 +23,19 @@ use super::common::{finish_reason, input_tokens};
 use super::files::Files;
 use super::page::ListPage;
 use super::tools::Tools;
-use crate::answer::{AnswerEvent, Delta, EventKind};
-use crate::answering::Answer;
 use crate::api::body::{JsonBody, part};
 use crate::api::timing::TimingKeys;
 use crate::api::{seconds_now, sse};
-use crate::app::App;
-use crate::error::{ApiError, ErrorKind, Result};
-use crate::request::{Caller, ChatRequest};
-use crate::truncate::answer_truncated;
+use crate::error::HttpResult;
+use runner::Answer;
+use runner::Runner;
+use runner::answer_truncated;
+use runner::{AnswerEvent, Delta, EventKind};
+use runner::{Caller, ChatRequest};
+use runner::{ErrorKind, RequestError, Result};
 
 /// The paths of this API. They share a store of responses.
-pub(super) fn router() -> Router<App> {
+pub(super) fn router() -> Router<Runner> {
     Router::new()
         .route("/v1/responses", post(create))
         // llama-server's path.
@@ -63,7 +64,7 @@ impl ReceivedResponse {
         let sampling = part(given, "")?;
         let before = match &body.previous_response_id {
             Some(id) => {
-                let entry = store.get(tenant, id).map_err(|error| ApiError {
+                let entry = store.get(tenant, id).map_err(|error| RequestError {
                     param: Some("previous_response_id".into()),
                     code: Some("previous_response_not_found"),
                     ..error
@@ -84,41 +85,41 @@ impl ReceivedResponse {
 }
 
 /// Renames `messages` to `input` in an error.
-fn named_input(error: ApiError) -> ApiError {
+fn named_input(error: RequestError) -> RequestError {
     match error.param.as_deref() {
-        Some("messages") => ApiError { param: Some("input".into()), ..error },
+        Some("messages") => RequestError { param: Some("input".into()), ..error },
         _ => error,
     }
 }
 
 /// Counts the tokens of a request.
 async fn count_tokens(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     Extension(caller): Extension<Caller>,
     Extension(store): Extension<Arc<Store>>,
     Extension(files): Extension<Arc<Files>>,
     JsonBody(given): JsonBody<Map<String, Value>>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     let ReceivedResponse { request, .. } =
         ReceivedResponse::read(&Value::Object(given), caller.tenant, &store, &files)?;
-    let (_, tokens) = app.chat_prompt(request).await.map_err(named_input)?;
+    let (_, tokens) = runner.chat_prompt(request).await.map_err(named_input)?;
     Ok(input_tokens(tokens.len()))
 }
 
 async fn create(
-    State(app): State<App>,
+    State(runner): State<Runner>,
     Extension(caller): Extension<Caller>,
     Extension(store): Extension<Arc<Store>>,
     Extension(files): Extension<Arc<Files>>,
     JsonBody(given): JsonBody<Map<String, Value>>,
-) -> Result<Response> {
+) -> HttpResult<Response> {
     let given = Value::Object(given);
     let ReceivedResponse { body, before, input, request, tools } =
         ReceivedResponse::read(&given, caller.tenant, &store, &files)?;
     let mut base = request::echo(&body, &given);
     let answer = match body.truncates() {
-        false => app.chat(&caller, request).await,
-        true => answer_truncated(&app, &caller, request).await,
+        false => runner.chat(&caller, request).await,
+        true => answer_truncated(&runner, &caller, request).await,
     };
     let answer = answer.map_err(named_input)?;
     base.insert("model".into(), json!(answer.model));
@@ -141,7 +142,7 @@ async fn whole(
     mut answer: Answer,
     mut events: ResponseEvents,
     keep: impl FnOnce(&Value),
-) -> Result<Response> {
+) -> HttpResult<Response> {
     while let Some(AnswerEvent { kind, .. }) = answer.next().await {
         match kind {
             EventKind::Delta(delta) => drop(events.push(delta)),
@@ -154,7 +155,7 @@ async fn whole(
             }
         }
     }
-    Err(ApiError::internal("an answer ended without its last event"))
+    Err(RequestError::internal("an answer ended without its last event").into())
 }
 
 /// Position in a stream.
@@ -216,13 +217,13 @@ async fn retrieve(
     Extension(store): Extension<Arc<Store>>,
     Path(id): Path<String>,
     Query(keys): Query<Retrieve>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     // A response is stored when it is complete, after its events have been sent.
     if keys.stream == Some(true) {
-        return Err(ApiError::unsupported("stream"));
+        return Err(RequestError::unsupported("stream").into());
     }
     if keys.starting_after.is_some() {
-        return Err(ApiError::unsupported("starting_after"));
+        return Err(RequestError::unsupported("starting_after").into());
     }
     Ok(Json(store.get(caller.tenant, &id)?.response()))
 }
@@ -231,7 +232,7 @@ async fn delete(
     Extension(caller): Extension<Caller>,
     Extension(store): Extension<Arc<Store>>,
     Path(id): Path<String>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     store.delete(caller.tenant, &id)?;
     Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
 }
@@ -241,20 +242,20 @@ async fn input_items(
     Extension(store): Extension<Arc<Store>>,
     Path(id): Path<String>,
     Query(page): Query<ListPage>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     let entry = store.get(caller.tenant, &id)?;
     let items: Vec<&Value> = entry.input().iter().map(|item| &**item).collect();
-    let unknown = |after: &str| ApiError::invalid("after", format!("there is no item {after:?}"));
-    page.of(items, 20, 1..=100, unknown)
+    let unknown = |after: &str| RequestError::invalid("after", format!("there is no item {after:?}"));
+    Ok(page.of(items, 20, 1..=100, unknown)?)
 }
 
 async fn cancel(
     Extension(caller): Extension<Caller>,
     Extension(store): Extension<Arc<Store>>,
     Path(id): Path<String>,
-) -> Result<Json<Value>> {
+) -> HttpResult<Json<Value>> {
     store.get(caller.tenant, &id)?;
     let message =
         format!("the response `{id}` is not a background response, and only these can be cancelled");
-    Err(ApiError::new(ErrorKind::Invalid, message))
+    Err(RequestError::new(ErrorKind::Invalid, message).into())
 }

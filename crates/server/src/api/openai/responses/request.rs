@@ -14,8 +14,8 @@ use crate::api::body::text_or_null;
 use crate::api::named_effort;
 use crate::api::sampling::SamplingKeys;
 use crate::api::timing::TimingKeys;
-use crate::error::{ApiError, Result};
-use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
+use runner::{ChatRequest, GenerateOptions, ToolChoice};
+use runner::{RequestError, Result};
 
 #[derive(Deserialize)]
 pub(super) struct ResponseBody {
@@ -98,7 +98,7 @@ impl ResponseBody {
             ("prompt", asks(&self.prompt)),
         ];
         if let Some((name, _)) = unbuilt.into_iter().find(|(_, is_asked)| *is_asked) {
-            return Err(ApiError::unsupported(name));
+            return Err(RequestError::unsupported(name));
         }
         if let Some(metadata) = self.metadata.as_ref().filter(|metadata| !metadata.is_null()) {
             check_metadata(metadata)?;
@@ -110,20 +110,20 @@ impl ResponseBody {
         ]);
         if self.top_logprobs.is_some_and(|n| n > 0) && !self.wants_logprobs() {
             let message = format!("`top_logprobs` needs `include` to have {LOGPROBS}");
-            return Err(ApiError::invalid("top_logprobs", message));
+            return Err(RequestError::invalid("top_logprobs", message));
         }
         let is_known = |name: &str| name == LOGPROBS || INCLUDED.contains(&name);
         if let Some((index, other)) =
             self.include.iter().flatten().enumerate().find(|(_, name)| !is_known(name))
         {
             let expected = format!("{LOGPROBS} or {}", INCLUDED.join(", "));
-            return Err(ApiError::unsupported_value(format!("include[{index}]"), other, &expected));
+            return Err(RequestError::unsupported_value(format!("include[{index}]"), other, &expected));
         }
         match self.truncation.as_deref() {
             None | Some("disabled" | "auto") => Ok(()),
             Some(other) => {
                 let message = format!("`truncation` is {other:?}, expected auto or disabled");
-                Err(ApiError::invalid("truncation", message))
+                Err(RequestError::invalid("truncation", message))
             }
         }
     }
@@ -163,7 +163,7 @@ impl ResponseBody {
                 }
                 (Some(kind), _) if kind != "function" && kind != "custom" => {
                     let expected = "none, auto, required, a function, a custom tool, or allowed_tools";
-                    return Err(ApiError::unsupported_value("tool_choice", kind, expected));
+                    return Err(RequestError::unsupported_value("tool_choice", kind, expected));
                 }
                 _ => return Err(wrong_tool_choice(choice)),
             },
@@ -210,7 +210,7 @@ pub(super) fn chat_request(
     let instructions = body.instructions.iter().map(|text| json!({ "role": "system", "content": text }));
     let messages: Vec<Value> = instructions.chain(items::messages(conversation, n_before, &tools)?).collect();
     if messages.is_empty() {
-        return Err(ApiError::invalid("input", "`input` is missing, expected a text or a list of items"));
+        return Err(RequestError::invalid("input", "`input` is missing, expected a text or a list of items"));
     }
     let request = ChatRequest {
         model: body.model.clone(),
@@ -231,7 +231,7 @@ pub(super) fn chat_request(
 fn check_metadata(metadata: &Value) -> Result<()> {
     let wrong = |path: String, found: String, expected: &str| {
         let message = format!("`{path}` is {found}, expected {expected}");
-        Err(ApiError::invalid(path, message))
+        Err(RequestError::invalid(path, message))
     };
     let Some(pairs) = metadata.as_object() else {
         return wrong("metadata".into(), metadata.to_string(), "an object of texts");
@@ -294,7 +294,7 @@ pub(super) fn echo(body: &ResponseBody, given: &Value) -> Map<String, Value> {
 mod tests {
     use super::*;
     use crate::api::body::part;
-    use crate::effort::Effort;
+    use runner::Effort;
 
     fn request(body: Value) -> Result<ChatRequest> {
         let (body, sampling): (ResponseBody, SamplingKeys) = (part(&body, "")?, part(&body, "")?);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value;
 
-use crate::error::{ApiError, ErrorKind, Result};
+use runner::{ErrorKind, RequestError, Result};
 
 /// Maximum number of responses of a tenant.
 const MAX_ENTRIES: usize = 10_000;
@@ -206,8 +206,8 @@ impl Store {
     }
 }
 
-fn unknown(id: &str) -> ApiError {
-    ApiError::new(ErrorKind::NotFound, format!("there is no response `{id}`, or it has been removed"))
+fn unknown(id: &str) -> RequestError {
+    RequestError::new(ErrorKind::NotFound, format!("there is no response `{id}`, or it has been removed"))
 }
 
 /// Approximate bytes of a value in memory.

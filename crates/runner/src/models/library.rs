@@ -4,11 +4,11 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use super::{Entry, Model, Models, PullProgress, TextModel, unload};
-use crate::access::tenant;
 use crate::blocking::blocking;
 use crate::details::ModelDetails;
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ErrorKind, RequestError, Result};
 use crate::paths::without_folders;
+use crate::tenant::tenant;
 
 impl Models {
     pub(super) fn entries(&self) -> Vec<Arc<Entry>> {
@@ -49,7 +49,7 @@ impl Models {
             self.add(vec![id.clone()]);
         }
         let found = resolved.and_then(|id| self.known(&id));
-        found.ok_or_else(|| ApiError::no_model(name, &self.names()))
+        found.ok_or_else(|| RequestError::no_model(name, &self.names()))
     }
 
     /// Unloads a model, after the last request that uses it has ended. Returns its id.
@@ -90,7 +90,7 @@ impl Models {
                 None => Arc::new(loader.open(&entry.id).map_err(|error| {
                     let words = without_folders(&error.message, []);
                     let message = format!("the model `{}` cannot be read: {words}", entry.id);
-                    ApiError::new(ErrorKind::NotFound, message)
+                    RequestError::new(ErrorKind::NotFound, message)
                 })?),
             };
             let details = Arc::new(ModelDetails::of(&opened)?);
@@ -113,7 +113,7 @@ impl Models {
     /// Unloads a model, deletes its files, and stops serving it.
     pub(crate) async fn delete(&self, name: &str) -> Result<()> {
         if name.is_empty() {
-            return Err(ApiError::invalid("model", "`model` is missing, expected the name of a model"));
+            return Err(RequestError::invalid("model", "`model` is missing, expected the name of a model"));
         }
         // Clients without permission must not learn which models exist.
         let entry = self.find(name).await.ok();
@@ -139,7 +139,7 @@ fn give_up(entry: &Entry) -> Result<()> {
     shown.expires = shown.claims.until();
     if is_wanted {
         let message = format!("the model `{}` stays loaded: another key is using it", entry.id);
-        return Err(ApiError::new(ErrorKind::Forbidden, message));
+        return Err(RequestError::new(ErrorKind::Forbidden, message));
     }
     Ok(())
 }

@@ -10,12 +10,14 @@ use base64::engine::general_purpose::STANDARD;
 use engine::{Model, Picture};
 use serde_json::{Value, json};
 
-use crate::error::{ApiError, Result};
-use crate::limits::MAX_IMAGES;
+use crate::error::{RequestError, Result};
 use crate::preparing::Work;
 
+/// Maximum number of images of a request.
+pub const MAX_IMAGES: usize = 64;
+
 /// The part of an image in base64.
-pub(crate) fn part(data: &str) -> Value {
+pub fn part(data: &str) -> Value {
     json!({ "type": "image", "data": data })
 }
 
@@ -23,20 +25,20 @@ pub(crate) fn part(data: &str) -> Value {
 ///
 /// # Errors
 /// It is another URL.
-pub(crate) fn part_of_url(at: &str, url: &Value) -> Result<Value> {
+pub fn part_of_url(at: &str, url: &Value) -> Result<Value> {
     let data = url.as_str().and_then(|url| url.strip_prefix("data:")).and_then(|url| url.split_once(','));
     match data {
         Some((kind, data)) if kind.ends_with(";base64") => Ok(part(data)),
         _ => {
             let start: String = url.as_str().unwrap_or_default().chars().take(40).collect();
             let expected = "a URL with the image's data, data:image/png;base64,…; images are not downloaded";
-            Err(ApiError::invalid(at, format!("`{at}` is {start:?}, expected {expected}")))
+            Err(RequestError::invalid(at, format!("`{at}` is {start:?}, expected {expected}")))
         }
     }
 }
 
 /// The content of a message: one text if there are only texts, since every template accepts that.
-pub(crate) fn content(parts: Vec<Value>) -> Value {
+pub fn content(parts: Vec<Value>) -> Value {
     if parts.iter().any(|part| part["type"] == "image") {
         return parts.into();
     }
@@ -53,7 +55,7 @@ pub(crate) fn take(messages: &mut [Value], model: &Model, work: &Work) -> Result
         let Some(Value::Array(parts)) = message.get_mut("content") else { continue };
         for part in parts.iter_mut().filter(|part| part["type"] == "image") {
             let at = format!("messages[{index}].content");
-            let wrong = |message: String| ApiError::invalid(at.clone(), format!("`{at}`: {message}"));
+            let wrong = |message: String| RequestError::invalid(at.clone(), format!("`{at}`: {message}"));
             if pictures.len() == MAX_IMAGES {
                 return Err(wrong(format!(
                     "found more than {MAX_IMAGES} images, expected at most {MAX_IMAGES}"

@@ -7,18 +7,18 @@ use engine::{CancelFlag, Request, SamplingParams};
 use text::{ShowSpecial, Stops};
 
 use crate::answering::Answer;
-use crate::app::App;
 use crate::chat::{Prepared, prepare_chat, render};
-use crate::error::{ApiError, Result};
+use crate::error::{RequestError, Result};
 use crate::models::{Facts, Lease, TextModel};
 use crate::request::{Caller, ChatRequest, GenerateOptions};
+use crate::runner::Runner;
 use crate::stream::Channel;
 
 /// Maximum number of alternative tokens reported for each position, over all choices. They need far
 /// more memory than the answers.
 const MAX_ALTERNATIVES: usize = 512;
 
-impl App {
+impl Runner {
     /// Prepares the prompt of a chat with the constraint and the reader of its answer.
     ///
     /// # Errors
@@ -61,17 +61,17 @@ impl App {
             tokens.splice(..usize::from(begins), options.context.iter().copied());
         }
         if tokens.is_empty() {
-            return Err(ApiError::invalid("prompt", "the prompt is empty, expected at least one token"));
+            return Err(RequestError::invalid("prompt", "the prompt is empty, expected at least one token"));
         }
         if tokens.len() >= facts.n_ctx {
-            return Err(ApiError::context_length(tokens.len(), facts.n_ctx));
+            return Err(RequestError::context_length(tokens.len(), facts.n_ctx));
         }
         let n_alternatives = options.n.saturating_mul(options.logprobs.unwrap_or(0));
         if n_alternatives > MAX_ALTERNATIVES {
             let message = format!(
                 "`n` times `top_logprobs` is {n_alternatives}, expected at most {MAX_ALTERNATIVES}; request fewer of either"
             );
-            return Err(ApiError::invalid("top_logprobs", message));
+            return Err(RequestError::invalid("top_logprobs", message));
         }
         // Checked here, so that a refusal does not wait for the engine.
         let (max_waiting, max_wait) = self.most_waiting();
@@ -81,9 +81,9 @@ impl App {
         let has_turn = is_first && max_waiting > 0 && options.n <= max_waiting + facts.n_slots;
         let max_wait = if has_turn { Duration::MAX } else { max_wait };
         if !has_turn && worker.n_waiting() + options.n > max_waiting + n_free {
-            return Err(ApiError {
+            return Err(RequestError {
                 retry_after: Some(Duration::from_millis(worker.stats.predicted_wait_ms.get())),
-                ..ApiError::overloaded(worker.n_waiting(), max_waiting)
+                ..RequestError::overloaded(worker.n_waiting(), max_waiting)
             });
         }
         let n_prompt = tokens.len();
@@ -127,7 +127,7 @@ fn request(facts: &Facts, options: &GenerateOptions, tokens: Vec<u32>) -> Result
     };
     sampling
         .check(facts.model.n_vocab())
-        .map_err(|wrong| ApiError::invalid(wrong.name, wrong.to_string()))?;
+        .map_err(|wrong| RequestError::invalid(wrong.name, wrong.to_string()))?;
     if let Some(dry) = &mut sampling.dry {
         dry.breakers = facts.breakers(&dry.breakers);
     }

@@ -5,36 +5,36 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::answering::Answer;
-use crate::app::App;
 use crate::chat::render;
 use crate::error::{ErrorKind, Result};
 use crate::models::TextModel;
 use crate::preparing::Work;
 use crate::request::{Caller, ChatRequest};
+use crate::runner::Runner;
 
 /// Answers a chat, without its oldest messages if it is too long.
 ///
 /// # Errors
-/// As [`App::chat`]; the last message alone is too long.
-pub(crate) async fn answer_truncated(app: &App, caller: &Caller, request: ChatRequest) -> Result<Answer> {
+/// As [`Runner::chat`]; the last message alone is too long.
+pub async fn answer_truncated(runner: &Runner, caller: &Caller, request: ChatRequest) -> Result<Answer> {
     let request = Arc::new(request);
-    let error = match app.chat(caller, request.clone()).await {
+    let error = match runner.chat(caller, request.clone()).await {
         Err(error) if error.kind == ErrorKind::ContextLength => error,
         answered => return answered,
     };
-    let Some((n_left_out, shorter)) = shortened(app, request).await? else { return Err(error) };
+    let Some((n_left_out, shorter)) = shortened(runner, request).await? else { return Err(error) };
     tracing::info!("{}: dropped {n_left_out} old messages that do not fit in the context", caller.request_id);
-    app.chat(caller, shorter).await
+    runner.chat(caller, shorter).await
 }
 
 /// Runs [`shorten`] on a thread for such work, since it renders the prompt several times.
 ///
 /// # Errors
-/// As [`App::chat`].
-async fn shortened(app: &App, request: Arc<ChatRequest>) -> Result<Option<(usize, ChatRequest)>> {
-    let lease = app.lease(&request.model, request.options.keep_alive).await?;
+/// As [`Runner::chat`].
+async fn shortened(runner: &Runner, request: Arc<ChatRequest>) -> Result<Option<(usize, ChatRequest)>> {
+    let lease = runner.lease(&request.model, request.options.keep_alive).await?;
     let model = lease.text()?.clone();
-    app.preparing().run(move |work| shorten(&model, &request, work)).await
+    runner.preparing().run(move |work| shorten(&model, &request, work)).await
 }
 
 /// Drops as few of the oldest messages as necessary. Returns the number of dropped messages and the

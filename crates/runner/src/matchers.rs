@@ -91,7 +91,7 @@ impl<K: Source, T: Clone> Matchers<K, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ApiError;
+    use crate::error::RequestError;
 
     #[test]
     fn a_grammar_is_compiled_once_while_it_is_in_use() {
@@ -118,7 +118,7 @@ mod tests {
         get(large(2));
         assert_eq!((get("a".into()), get(large(1))), (1, first + 2));
         // Errors are not cached.
-        let wrong = || matchers.get(1, &Grammar::Regex("(".into()), || Err(ApiError::internal("no")));
+        let wrong = || matchers.get(1, &Grammar::Regex("(".into()), || Err(RequestError::internal("no")));
         assert!(wrong().is_err() && wrong().is_err());
         // Another tenant's entries are compiled again.
         assert_eq!(matchers.get(2, &Grammar::Regex("a".into()), || Ok(0)).unwrap(), 0);

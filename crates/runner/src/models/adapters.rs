@@ -8,9 +8,9 @@ use std::sync::{Arc, PoisonError};
 use engine::{AdapterPlanner, PlannedAdapters};
 
 use super::{Entry, Model, Models, ServedAdapter};
-use crate::access::tenant;
 use crate::blocking::blocking;
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ErrorKind, RequestError, Result};
+use crate::tenant::tenant;
 use crate::worker::Worker;
 
 impl Models {
@@ -32,14 +32,14 @@ impl Models {
         let adapter = ServedAdapter { model: entry.id.clone(), ..adapter };
         if self.names().contains(&name) {
             let message = format!("the name `{name}` is a model's, expected another for the adapter");
-            return Err(ApiError::invalid("lora_name", message));
+            return Err(RequestError::invalid("lora_name", message));
         }
         let known = self.adapter(&name);
         if known.as_ref().is_some_and(|known| !replace || known.model != adapter.model) {
             let message = format!(
                 "the adapter `{name}` is loaded already; unload it first, or set `load_inplace` to reload it"
             );
-            return Err(ApiError::invalid("lora_name", message));
+            return Err(RequestError::invalid("lora_name", message));
         }
         if known.is_some() {
             self.check_owner(&name)?;
@@ -57,9 +57,9 @@ impl Models {
             self.adapter_owners.lock().unwrap_or_else(PoisonError::into_inner).insert(name, tenant());
         }
         // The files are missing or do not fit the model.
-        let of_files = |error: &ApiError| error.kind == ErrorKind::Internal;
+        let of_files = |error: &RequestError| error.kind == ErrorKind::Internal;
         changed.map_err(|error| match of_files(&error) {
-            true => ApiError::invalid("lora_path", error.message),
+            true => RequestError::invalid("lora_path", error.message),
             false => error,
         })
     }
@@ -68,7 +68,7 @@ impl Models {
     pub(crate) async fn unload_adapter(&self, name: &str) -> Result<()> {
         let Some(adapter) = self.adapter(name) else {
             let message = format!("there is no adapter `{name}`");
-            return Err(ApiError::new(ErrorKind::NotFound, message));
+            return Err(RequestError::new(ErrorKind::NotFound, message));
         };
         self.check_owner(name)?;
         let entry = self.find(&adapter.model).await?;
@@ -89,7 +89,7 @@ impl Models {
         }
         let message =
             format!("the adapter `{name}` was not loaded with this key, which cannot replace or unload it");
-        Err(ApiError::new(ErrorKind::Forbidden, message))
+        Err(RequestError::new(ErrorKind::Forbidden, message))
     }
 
     /// Adds an adapter that the loader knows to a model: between two steps if the model is loaded,
@@ -103,11 +103,11 @@ impl Models {
         };
         let Model::Text(model) = model else {
             let message = format!("{} does not generate text, and adapters are for models that do", entry.id);
-            return Err(ApiError::invalid("base_model_name", message));
+            return Err(RequestError::invalid("base_model_name", message));
         };
         let (loader, name) = (self.loader.clone(), name.to_owned());
         let adapter = blocking(move || {
-            loader.open_adapter(&name).map_err(|error| ApiError::invalid("lora_path", error.message))
+            loader.open_adapter(&name).map_err(|error| RequestError::invalid("lora_path", error.message))
         });
         let adapter = adapter.await?;
         change(&model.worker, move |planner| planner.add(adapter.clone(), true)).await

@@ -6,7 +6,7 @@ use engine::{DryBreakers, Engine};
 use text::{Gap, Grammar, GrammarCompiler, HeldCalls, Matcher, Tokenizer, Trigger, Triggers};
 
 use super::calls_key::CallsKey;
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ErrorKind, RequestError, Result};
 use crate::matchers::Matchers;
 use crate::reading::Template;
 use crate::warnings;
@@ -57,7 +57,7 @@ impl Facts {
     /// It has more bytes than all tokens of a context.
     pub(crate) fn check_text(&self, key: &str, n_bytes: usize) -> Result<()> {
         match n_bytes > self.max_text {
-            true => Err(ApiError::text_too_long(key, n_bytes, self.n_ctx, self.max_text)),
+            true => Err(RequestError::text_too_long(key, n_bytes, self.n_ctx, self.max_text)),
             false => Ok(()),
         }
     }
@@ -70,7 +70,7 @@ impl Facts {
         self.triggers.get(EVERYBODY, &triggers.to_vec(), || {
             let compiled = Triggers::new(triggers);
             let wrong = |error: text::Error| format!("`grammar_triggers`: {error}");
-            compiled.map(Arc::new).map_err(|error| ApiError::invalid("grammar_triggers", wrong(error)))
+            compiled.map(Arc::new).map_err(|error| RequestError::invalid("grammar_triggers", wrong(error)))
         })
     }
 
@@ -86,13 +86,13 @@ impl Facts {
     fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
         let make =
             || GrammarCompiler::new(&self.tokenizer, self.model.n_vocab()).map_err(|error| error.to_string());
-        let compiler = self.compiler.get_or_init(make).as_ref().map_err(ApiError::internal)?;
-        let wrong = |error: text::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
+        let compiler = self.compiler.get_or_init(make).as_ref().map_err(RequestError::internal)?;
+        let wrong = |error: text::Error| RequestError::new(ErrorKind::Invalid, error.to_string());
         let matcher = compiler.compile(grammar).map_err(wrong)?;
         let mut words = vec![0; self.model.n_vocab().div_ceil(32)];
         matcher.clone().mask(&mut words).map_err(wrong)?;
         if words.iter().all(|word| *word == 0) {
-            return Err(ApiError::unspellable());
+            return Err(RequestError::unspellable());
         }
         Ok(matcher)
     }
@@ -129,7 +129,7 @@ impl TextModel {
         self.facts.template.as_ref().ok_or_else(|| {
             let message =
                 format!("the model `{}` has no chat template; use /v1/completions instead", self.id);
-            ApiError::invalid("model", message)
+            RequestError::invalid("model", message)
         })
     }
 }
@@ -177,7 +177,7 @@ impl TextModel {
                 "the model `{}` has no fill-in-the-middle tokens, so it does not support `suffix`",
                 self.id
             );
-            ApiError::invalid("suffix", message)
+            RequestError::invalid("suffix", message)
         })?;
         let n_bytes = gap.before.len() + gap.after.len();
         let n_bytes = n_bytes + gap.files.iter().map(|(name, text)| name.len() + text.len()).sum::<usize>();

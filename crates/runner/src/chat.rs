@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use text::{AnswerFormat, ShowSpecial, Specials};
 
 use crate::effort::Effort;
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ErrorKind, RequestError, Result};
 use crate::images;
 use crate::lazy::Lazy;
 use crate::models::TextModel;
@@ -62,7 +62,7 @@ pub(crate) fn prepare_chat(model: &TextModel, request: &ChatRequest, rendered: R
         (_, content) => match (tools.is_empty(), content) {
             (true, None) => None,
             (true, Some(content)) => {
-                let wrong = |error: text::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
+                let wrong = |error: text::Error| RequestError::new(ErrorKind::Invalid, error.to_string());
                 let grammar = format.after_reasoning(content.clone(), &prompt, tokenizer).map_err(wrong)?;
                 warnings::unenforced(&grammar.unenforced);
                 Some(Box::new(model.matcher(&grammar.grammar)?))
@@ -135,7 +135,9 @@ pub(crate) fn render(
     let encode = |text: &str| {
         work.goes_on()?;
         model.facts.check_text("messages", text.len())?;
-        Ok::<_, ApiError>(model.facts.tokenizer.encode(text, Specials::Parse).map_err(engine::Error::from)?)
+        Ok::<_, RequestError>(
+            model.facts.tokenizer.encode(text, Specials::Parse).map_err(engine::Error::from)?,
+        )
     };
     if images.is_empty() {
         let text = write(model, request, &messages)?;
@@ -144,8 +146,8 @@ pub(crate) fn render(
     let expand = |messages: &[Value]| {
         let text = write(model, request, messages)?;
         let expanded = model.facts.model.expand_images(&text, &images);
-        Ok::<_, ApiError>((
-            expanded.map_err(|error| ApiError::invalid("messages", ApiError::from(error).message))?,
+        Ok::<_, RequestError>((
+            expanded.map_err(|error| RequestError::invalid("messages", RequestError::from(error).message))?,
             text,
         ))
     };
@@ -164,12 +166,12 @@ fn check_size(model: &TextModel, messages: &[Value]) -> Result<()> {
         let message = format!(
             "`messages` has {found} entries, expected at most {n_ctx}, the number of tokens in the context"
         );
-        let error = ApiError { message, ..ApiError::context_length(found, n_ctx) };
+        let error = RequestError { message, ..RequestError::context_length(found, n_ctx) };
         return Err(error);
     }
     let (n_bytes, most) = (messages.iter().map(bytes_of).sum(), model.facts.max_text.saturating_mul(2));
     match n_bytes > most {
-        true => Err(ApiError::text_too_long("messages", n_bytes, n_ctx, most)),
+        true => Err(RequestError::text_too_long("messages", n_bytes, n_ctx, most)),
         false => Ok(()),
     }
 }
@@ -210,7 +212,7 @@ fn write(model: &TextModel, request: &ChatRequest, messages: &[Value]) -> Result
     let begins_answer = !request.continue_last && !request.without_generation_prompt;
     let mut text = conversation
         .render(begins_answer)
-        .map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+        .map_err(|error| RequestError::invalid("messages", error.to_string()))?;
     if request.continue_last {
         // The template's text after the message is not part of a continued answer.
         let found =
@@ -220,7 +222,7 @@ fn write(model: &TextModel, request: &ChatRequest, messages: &[Value]) -> Result
             None => {
                 let message =
                     "the last message has no text that the template shows, expected text to continue";
-                return Err(ApiError::invalid("messages", message));
+                return Err(RequestError::invalid("messages", message));
             }
         }
     }

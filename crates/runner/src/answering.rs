@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use engine::{FinishReason, Timings};
 
 use crate::answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, Usage};
-use crate::error::{ApiError, Result};
+use crate::error::{RequestError, Result};
 use crate::models::{Facts, Lease};
 use crate::reading::Reader;
 use crate::stream::{Channel, Piece};
@@ -182,7 +182,7 @@ impl Answer {
             match kind {
                 EventKind::Delta(delta) => choices[choice].push(delta),
                 EventKind::Done(Finish { reason: StopReason::Failed(message), .. }) => {
-                    return Err(ApiError::internal(message));
+                    return Err(RequestError::internal(message));
                 }
                 EventKind::Done(finish) => choices[choice].finish = Some(finish),
             }
@@ -211,7 +211,7 @@ impl Facts {
 fn stop_reason(reason: FinishReason) -> StopReason {
     match reason {
         FinishReason::EndToken(_) | FinishReason::ConstraintMet => StopReason::End,
-        FinishReason::ConstraintUnmet => StopReason::Ungrammatical(ApiError::unspellable().message),
+        FinishReason::ConstraintUnmet => StopReason::Ungrammatical(RequestError::unspellable().message),
         FinishReason::ConstraintFailed(words) => StopReason::Ungrammatical(words),
         FinishReason::StopToken(token) => StopReason::StopToken(token),
         FinishReason::StopString(stop) => StopReason::StopString(stop),

@@ -6,7 +6,7 @@ use speech::{Segment, TranscribeOptions};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 
-use crate::error::{ApiError, CUT, ErrorKind, Result};
+use crate::error::{CUT, ErrorKind, RequestError, Result};
 use crate::models::Lease;
 use crate::queue::{Place, died};
 use crate::transcriber::{Heard, TranscribeJob, TranscriptEvent};
@@ -58,7 +58,7 @@ impl Transcription {
     pub async fn next(&mut self) -> Result<TranscriptEvent> {
         tokio::select! {
             event = self.events.recv() => event.unwrap_or_else(|| Err(died())),
-            Ok(_) = self.cut.wait_for(|is_cut| *is_cut) => Err(ApiError::new(ErrorKind::Unavailable, CUT)),
+            Ok(_) = self.cut.wait_for(|is_cut| *is_cut) => Err(RequestError::new(ErrorKind::Unavailable, CUT)),
         }
     }
 

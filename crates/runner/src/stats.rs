@@ -154,11 +154,13 @@ impl Gauge {
         self.0.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set(&self, value: u64) {
+    /// Sets the value.
+    pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    pub(crate) fn add(&self, value: u64) {
+    /// Adds to the value.
+    pub fn add(&self, value: u64) {
         self.0.fetch_add(value, Ordering::Relaxed);
     }
 
@@ -185,7 +187,8 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    pub(crate) fn observe(&self, time: Duration) {
+    /// Counts a time.
+    pub fn observe(&self, time: Duration) {
         let seconds = time.as_secs_f64();
         let bucket = SECONDS.partition_point(|bound| *bound < seconds);
         self.buckets[bucket].fetch_add(1, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use text::{Grammar, Trigger};
 
 use crate::effort::Effort;
-use crate::error::{ApiError, Result};
+use crate::error::{RequestError, Result};
 
 /// The client of a request. The access layer adds it to every request as an extension.
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ impl ChatRequest {
                 format!("`tool_choice` requires a call of `{name}`, expected one of `tools`")
             }
         };
-        Err(ApiError::invalid("tool_choice", message))
+        Err(RequestError::invalid("tool_choice", message))
     }
 
     /// Returns true if another call may follow. A function chosen by name is called once, as

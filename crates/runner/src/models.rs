@@ -24,10 +24,10 @@ use self::model::{Model, ThreadEnd, spawn};
 pub use self::status::{LoadedStatus, ModelStatus, TextStatus};
 pub(crate) use self::text::{Facts, TextModel};
 
-use crate::access::tenant;
 use crate::blocking::blocking;
 use crate::error::{ErrorKind, Result};
 use crate::request::KeepAlive;
+use crate::tenant::tenant;
 
 /// Longest wait for the memory of an unloaded model.
 const UNLOAD_TIME: Duration = Duration::from_secs(2);

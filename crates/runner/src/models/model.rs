@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::loader::{Kind, Loaded, Loader};
 use super::text::{Facts, TextModel};
 use crate::embedder::{self, EmbedderWorker};
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ErrorKind, RequestError, Result};
 use crate::paths::without_folders;
 use crate::queue::queue;
 use crate::stats::Stats;
@@ -98,11 +98,11 @@ pub(super) async fn spawn(
                     tracing::error!("the model `{id}` could not be loaded: {}", error.message);
                 }
                 let words = without_folders(&error.message, []);
-                ApiError::new(kind, format!("the model `{id}` could not be loaded: {words}"))
+                RequestError::new(kind, format!("the model `{id}` could not be loaded: {words}"))
             }),
-            Err(_) => {
-                Err(ApiError::internal(format!("loading the model `{id}` panicked; see the server's log")))
-            }
+            Err(_) => Err(RequestError::internal(format!(
+                "loading the model `{id}` panicked; see the server's log"
+            ))),
         };
         // A model that no request waits for any more is dropped.
         match loaded {
@@ -139,7 +139,8 @@ pub(super) async fn spawn(
         // The engine has been dropped, so its memory is free.
         drop(ends);
     });
-    spawned.map_err(|error| ApiError::internal(format!("no thread for the model: {error}")))?;
-    let model = told.await.map_err(|_| ApiError::internal("the thread that loads the model has died"))??;
+    spawned.map_err(|error| RequestError::internal(format!("no thread for the model: {error}")))?;
+    let model =
+        told.await.map_err(|_| RequestError::internal("the thread that loads the model has died"))??;
     Ok((model, ended))
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc;
 use std::time::Instant;
 
-use crate::error::{ApiError, Result};
+use crate::error::{RequestError, Result};
 use crate::stats::Stats;
 
 /// Makes a queue for at most `max_waiting` requests, beside the running one.
@@ -41,7 +41,7 @@ impl<T> Sender<T> {
         self.stats
             .waiting
             .increment_below(most as u64)
-            .map_err(|n| ApiError::overloaded(n as usize, self.max_waiting))?;
+            .map_err(|n| RequestError::overloaded(n as usize, self.max_waiting))?;
         let stage = AtomicU8::new(WAITING);
         let ticket = Arc::new(Ticket { stage, stats: self.stats.clone(), since: Instant::now() });
         let place = Place(ticket.clone());
@@ -51,8 +51,8 @@ impl<T> Sender<T> {
 }
 
 /// Error of a model whose thread has died.
-pub(crate) fn died() -> ApiError {
-    ApiError::internal("the model's thread has died; see the server's log")
+pub(crate) fn died() -> RequestError {
+    RequestError::internal("the model's thread has died; see the server's log")
 }
 
 /// The thread's end of the queue.

@@ -7,7 +7,7 @@ use engine::Constraint;
 use serde_json::Value;
 use text::{AnswerFormat, CallChoice, Grammar, HeldCalls, Tokenizer};
 
-use crate::error::{ApiError, Result};
+use crate::error::{RequestError, Result};
 use crate::models::{CallsKey, ForcedKey, TextModel};
 use crate::request::{ChatRequest, ToolChoice};
 use crate::warnings;
@@ -69,7 +69,8 @@ impl ToolCalls<'_> {
         };
         let held =
             self.kept(Some(forced), || calls(self.tools()).or_else(|_| calls(&loosened())).map_err(wrong))?;
-        let matcher = held.matcher().ok_or_else(|| ApiError::internal("required calls have no grammar"))?;
+        let matcher =
+            held.matcher().ok_or_else(|| RequestError::internal("required calls have no grammar"))?;
         Ok(Box::new(matcher.clone()))
     }
 
@@ -84,6 +85,6 @@ impl ToolCalls<'_> {
     }
 }
 
-fn wrong(error: text::Error) -> ApiError {
-    ApiError::invalid("tools", error.to_string())
+fn wrong(error: text::Error) -> RequestError {
+    RequestError::invalid("tools", error.to_string())
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use engine::{Engine, Event, Request, SequenceId};
 use tokio::sync::oneshot;
 
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ErrorKind, RequestError, Result};
 use crate::stats::Stats;
 use crate::stream::{Channel, ChosenToken, Ended};
 
@@ -121,8 +121,8 @@ impl Worker {
     }
 }
 
-fn died() -> ApiError {
-    ApiError::internal("the model's thread has died; see the server's log")
+fn died() -> RequestError {
+    RequestError::internal("the model's thread has died; see the server's log")
 }
 
 /// The state of the thread.
@@ -288,7 +288,7 @@ fn admit(engine: &Engine, n_tokens: usize, max_wait: Duration) -> Result<()> {
     );
     // No overflow: predictions are hours at most.
     let retry_after = Some(Duration::try_from_secs_f64(over).unwrap_or(max_wait));
-    Err(ApiError { retry_after, ..ApiError::new(ErrorKind::Overloaded, message) })
+    Err(RequestError { retry_after, ..RequestError::new(ErrorKind::Overloaded, message) })
 }
 
 /// Sends an event to its reader.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::entry::Entry;
 use super::model::{EmbedderModel, Model};
 use super::text::TextModel;
-use crate::error::{ApiError, Result};
+use crate::error::{RequestError, Result};
 use crate::request::KeepAlive;
 use crate::transcriber::SpeechModel;
 
@@ -40,7 +40,7 @@ impl Lease {
                     "the model `{}` computes embeddings and does not generate text; use /v1/embeddings",
                     self.id()
                 );
-                Err(ApiError::invalid("model", message))
+                Err(RequestError::invalid("model", message))
             }
             Model::Speech(_) => Err(self.only_speech()),
         }
@@ -55,7 +55,7 @@ impl Lease {
             Model::Embedder(model) => Ok(model),
             Model::Text(_) => {
                 let message = format!("the model `{}` generates text and computes no embeddings", self.id());
-                Err(ApiError::invalid("model", message))
+                Err(RequestError::invalid("model", message))
             }
             Model::Speech(_) => Err(self.only_speech()),
         }
@@ -73,15 +73,15 @@ impl Lease {
                     "the model `{}` does not transcribe speech; expected a speech model such as Whisper",
                     self.id()
                 );
-                Err(ApiError::invalid("model", message))
+                Err(RequestError::invalid("model", message))
             }
         }
     }
 
-    fn only_speech(&self) -> ApiError {
+    fn only_speech(&self) -> RequestError {
         let message =
             format!("the model `{}` only transcribes speech; use /v1/audio/transcriptions", self.id());
-        ApiError::invalid("model", message)
+        RequestError::invalid("model", message)
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use engine::{Embedder, Embeddings, TextEncoder};
 use tokio::sync::oneshot;
 
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ErrorKind, RequestError, Result};
 use crate::preparing::Work;
 use crate::queue::{Receiver, Running, Sender, died};
 use crate::request::Prompt;
@@ -50,7 +50,7 @@ struct OpenRequest {
     inputs: Vec<Vec<u32>>,
     /// Vectors of the inputs so far.
     vectors: Vec<Vec<f32>>,
-    failed: Option<ApiError>,
+    failed: Option<RequestError>,
     done: oneshot::Sender<Result<Embeddings>>,
     running: Running,
 }
@@ -164,10 +164,10 @@ pub(crate) fn encode(
         work.goes_on()?;
         let too_long = |found: String| {
             let message = format!("input {index} has {found}, expected at most {most}, the model's limit");
-            Err(ApiError {
+            Err(RequestError {
                 param: Some("input".into()),
                 code: Some("context_length_exceeded"),
-                ..ApiError::new(ErrorKind::ContextLength, message)
+                ..RequestError::new(ErrorKind::ContextLength, message)
             })
         };
         match input {

@@ -10,12 +10,14 @@ use engine::{CancelFlag, WeightFiles};
 use speech::{AudioFeatures, Features, Segment, Task, TranscribeOptions, Transcriber};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::error::{ApiError, ErrorKind, Result};
-use crate::limits::MAX_SECONDS_OF_SPEECH;
+use crate::error::{ErrorKind, RequestError, Result};
 use crate::paths::without_folders;
 use crate::queue::{Receiver, Sender, queue};
 use crate::request::KeepAlive;
 use crate::stats::Stats;
+
+/// Maximum number of seconds of a recording.
+pub const MAX_SECONDS_OF_SPEECH: u64 = 2 * 3600;
 
 /// A recording to transcribe.
 #[derive(Clone, Debug, Default)]
@@ -94,7 +96,7 @@ impl SpeechModel {
                  /v1/audio/transcriptions",
                 self.id
             );
-            return Err(ApiError::invalid("model", message));
+            return Err(RequestError::invalid("model", message));
         }
         if let Some(language) = options.language.as_ref().filter(|code| !self.languages.contains(code)) {
             let known: Vec<String> = self
@@ -107,7 +109,7 @@ impl SpeechModel {
                 self.id,
                 known.join(", ")
             );
-            return Err(ApiError::invalid("language", message));
+            return Err(RequestError::invalid("language", message));
         }
         // The loader compiled the model for the default beams, and no request can set others.
         Ok(options.check(TranscribeOptions::default().beam_size)?)
@@ -132,8 +134,9 @@ pub(crate) fn run(mut transcriber: Transcriber, jobs: &Receiver<TranscribeJob>, 
         let _beat = stats.pulse.begin();
         let events = job.events.clone();
         let done = catch_unwind(AssertUnwindSafe(|| transcribe(&mut transcriber, job, stats)));
-        let done = done
-            .unwrap_or_else(|_| Err(ApiError::internal("the transcription panicked; see the server's log")));
+        let done = done.unwrap_or_else(|_| {
+            Err(RequestError::internal("the transcription panicked; see the server's log"))
+        });
         if let Err(error) = &done
             && error.kind == ErrorKind::Internal
         {
@@ -184,11 +187,11 @@ pub(crate) fn open_recording(file: Vec<u8>, name: String) -> Result<AudioStream>
     }
 }
 
-fn too_long(seconds: f64) -> ApiError {
+fn too_long(seconds: f64) -> RequestError {
     let message = format!(
         "`file` has {seconds:.0} s of sound, expected at most {MAX_SECONDS_OF_SPEECH}; long recordings can be sent in parts"
     );
-    ApiError::invalid("file", message)
+    RequestError::invalid("file", message)
 }
 
 /// Longest time of one transcription, during which others wait.
@@ -204,7 +207,7 @@ struct Bounded<'a> {
     begun: Instant,
     cancel: CancelFlag,
     stats: &'a Stats,
-    exceeded: Option<ApiError>,
+    exceeded: Option<RequestError>,
 }
 
 impl Features for Bounded<'_> {
@@ -227,7 +230,7 @@ impl Features for Bounded<'_> {
                 "transcribing took longer than {} s, expected less; send the recording in parts",
                 MOST_TIME.as_secs()
             );
-            Some(ApiError::invalid("file", message))
+            Some(RequestError::invalid("file", message))
         } else {
             return Ok(n);
         };
@@ -235,8 +238,8 @@ impl Features for Bounded<'_> {
     }
 }
 
-impl From<audio::Error> for ApiError {
-    fn from(error: audio::Error) -> ApiError {
+impl From<audio::Error> for RequestError {
+    fn from(error: audio::Error) -> RequestError {
         use audio::Error as E;
         match &error {
             E::NotAudio { .. }
@@ -248,25 +251,27 @@ impl From<audio::Error> for ApiError {
             | E::Damaged { .. }
             | E::Read { .. }
             | E::Slow { .. }
-            | E::Resample { .. } => ApiError::invalid("file", error.to_string()),
-            E::Open { .. } | E::MelBins { .. } => ApiError::internal(without_folders(&error.to_string(), [])),
+            | E::Resample { .. } => RequestError::invalid("file", error.to_string()),
+            E::Open { .. } | E::MelBins { .. } => {
+                RequestError::internal(without_folders(&error.to_string(), []))
+            }
         }
     }
 }
 
-impl From<speech::Error> for ApiError {
-    fn from(error: speech::Error) -> ApiError {
+impl From<speech::Error> for RequestError {
+    fn from(error: speech::Error) -> RequestError {
         use speech::Error as E;
         match error {
             E::Engine(error) => error.into(),
             E::Audio(error) => error.into(),
-            E::Text(error) => ApiError::invalid("prompt", error.to_string()),
-            E::Option { name, .. } => ApiError::invalid(name, error.to_string()),
+            E::Text(error) => RequestError::invalid("prompt", error.to_string()),
+            E::Option { name, .. } => RequestError::invalid(name, error.to_string()),
             E::Device(_) | E::Output(_) | E::Cancelled | E::NoCandidate { .. } => {
-                ApiError::internal(without_folders(&error.to_string(), []))
+                RequestError::internal(without_folders(&error.to_string(), []))
             }
             // The enum is non-exhaustive.
-            _ => ApiError::internal(without_folders(&error.to_string(), [])),
+            _ => RequestError::internal(without_folders(&error.to_string(), [])),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! State that the handlers of every API share: the models, and operations on them.
+//! The runner: models on threads of their own, and operations on them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +13,7 @@ use crate::blocking::blocking;
 use crate::chat::{Prepared, render};
 use crate::details::ModelDetails;
 use crate::embedder;
-use crate::error::{ApiError, CUT, ErrorKind, Result};
-use crate::handlers::Handlers;
+use crate::error::{CUT, ErrorKind, RequestError, Result};
 use crate::lazy::Lazy;
 use crate::models::{
     EmbedderModel, Facts, Lease, Loader, ModelStatus, Models, PullProgress, ServedAdapter, TextModel,
@@ -25,9 +24,9 @@ use crate::stream::Channel;
 use crate::transcriber::{TranscribeRequest, open_recording};
 use crate::transcription::Transcription;
 
-/// The state of every handler. Cheap to clone.
+/// Runs models, and answers requests to them. Cheap to clone.
 #[derive(Clone)]
-pub struct App(Arc<Inner>);
+pub struct Runner(Arc<Inner>);
 
 struct Inner {
     models: Models,
@@ -46,7 +45,6 @@ struct Inner {
     /// Threads for grammars, whose compilation cannot be stopped. Requests without a grammar never
     /// wait for them.
     compiling: Preparing,
-    handlers: Arc<Handlers>,
 }
 
 /// Requests of a model.
@@ -137,10 +135,10 @@ pub struct Options {
     pub sampling: SamplingChoice,
 }
 
-impl App {
+impl Runner {
     /// Makes the state of a server; no model is loaded yet.
-    pub fn new(options: Options, loader: Arc<dyn Loader>) -> App {
-        let app = App(Arc::new(Inner {
+    pub fn new(options: Options, loader: Arc<dyn Loader>) -> Runner {
+        let runner = Runner(Arc::new(Inner {
             models: Models::new(options.models, loader, options.keep_alive, options.max_waiting),
             max_waiting: options.max_waiting,
             max_wait: options.max_wait,
@@ -153,14 +151,13 @@ impl App {
             cut: watch::Sender::new(false),
             preparing: Preparing::new(),
             compiling: Preparing::of_half(),
-            handlers: Arc::new(Handlers::new()),
         }));
-        if let Some(governor) = &app.0.governor {
-            let weak = Arc::downgrade(&app.0);
+        if let Some(governor) = &runner.0.governor {
+            let weak = Arc::downgrade(&runner.0);
             let unload = move || weak.upgrade().is_some_and(|inner| inner.models.unload_idle());
             governor.set_unload_idle(Arc::new(unload));
         }
-        app
+        runner
     }
 
     /// Fills in sampling parameters that the request omits: the operator's, or else those that the
@@ -193,8 +190,8 @@ impl App {
             drop(self.0.models.get("", None).await?);
         }
         self.0.is_ready.store(true, Ordering::Relaxed);
-        let app = self.clone();
-        drop(tokio::task::spawn_blocking(move || app.0.models.find_kinds()));
+        let runner = self.clone();
+        drop(tokio::task::spawn_blocking(move || runner.0.models.find_kinds()));
         Ok(())
     }
 
@@ -314,8 +311,8 @@ impl App {
         model: String,
         mut progress: impl FnMut(PullProgress) + Send + 'static,
     ) -> Result<()> {
-        let app = self.clone();
-        blocking(move || app.0.models.pull(&model, &mut progress)).await
+        let runner = self.clone();
+        blocking(move || runner.0.models.pull(&model, &mut progress)).await
     }
 
     /// Unloads a model and deletes its files.
@@ -414,14 +411,14 @@ impl App {
                 tokens
             }
             (Prompt::Tokens(_), Some(_)) => {
-                return Err(ApiError::invalid(
+                return Err(RequestError::invalid(
                     "suffix",
                     "`suffix` needs a `prompt` that is text, found tokens",
                 ));
             }
             (Prompt::Tokens(tokens), None) => tokens,
             (Prompt::Pair { .. }, _) => {
-                return Err(ApiError::invalid(
+                return Err(RequestError::invalid(
                     "prompt",
                     "found a pair of texts, which only reranking models accept",
                 ));
@@ -476,18 +473,13 @@ impl App {
     }
 
     /// Threads for work that grows with a request.
-    pub(crate) fn preparing(&self) -> &Preparing {
+    pub fn preparing(&self) -> &Preparing {
         &self.0.preparing
     }
 
     /// Threads that compile grammars.
     pub(crate) fn compiling(&self) -> &Preparing {
         &self.0.compiling
-    }
-
-    /// Threads for handlers of large requests.
-    pub(crate) fn handlers(&self) -> &Arc<Handlers> {
-        &self.0.handlers
     }
 
     /// Maximum number of waiting requests, and the longest wait.
@@ -510,7 +502,7 @@ impl App {
 
     pub(crate) fn refuse_if_draining(&self) -> Result<()> {
         match self.0.is_draining.load(Ordering::Relaxed) {
-            true => Err(ApiError::new(ErrorKind::Unavailable, CUT)),
+            true => Err(RequestError::new(ErrorKind::Unavailable, CUT)),
             false => Ok(()),
         }
     }
@@ -578,7 +570,7 @@ fn bytes_of(facts: &Facts, id: u32) -> Result<(u32, Vec<u8>)> {
         true => Ok((id, facts.tokenizer.token_bytes(id).to_vec())),
         false => {
             let message = format!("token {id} is not in the vocabulary, expected ids below {expected}");
-            Err(ApiError::new(ErrorKind::Invalid, message))
+            Err(RequestError::new(ErrorKind::Invalid, message))
         }
     }
 }

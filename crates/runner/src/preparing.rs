@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ErrorKind, RequestError, Result};
 use crate::warnings::Warnings;
 
 /// Longest wait in the queue.
@@ -35,18 +35,18 @@ tokio::task_local! {
 }
 
 /// Answers a request of client `who`.
-pub(crate) async fn on_behalf_of<T>(who: u64, answer: impl Future<Output = T>) -> T {
+pub async fn on_behalf_of<T>(who: u64, answer: impl Future<Output = T>) -> T {
     WHO.scope(who, answer).await
 }
 
 /// The client that the current task serves.
-pub(crate) fn who() -> u64 {
+pub fn who() -> u64 {
     WHO.try_with(|who| *who).unwrap_or(0)
 }
 
 /// Threads for such work, and the queue for them. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Preparing(Arc<Mutex<Turns>>);
+pub struct Preparing(Arc<Mutex<Turns>>);
 
 struct Turns {
     n_free: usize,
@@ -66,7 +66,7 @@ impl Drop for Turn {
 }
 
 /// State that a piece of work shares with the request that waits for it.
-pub(crate) struct Work {
+pub struct Work {
     unwanted: Arc<AtomicBool>,
     end: Instant,
 }
@@ -76,26 +76,26 @@ impl Work {
     ///
     /// # Errors
     /// No client wants the result any more, or the work took too long.
-    pub(crate) fn goes_on(&self) -> Result<()> {
+    pub fn goes_on(&self) -> Result<()> {
         if self.unwanted.load(Ordering::Relaxed) {
-            return Err(ApiError::internal("the client has disconnected"));
+            return Err(RequestError::internal("the client has disconnected"));
         }
         if Instant::now() > self.end { Err(too_long()) } else { Ok(()) }
     }
 }
 
-fn too_long() -> ApiError {
+fn too_long() -> RequestError {
     let message = format!(
         "preparing the request took longer than {} s, expected less; send a shorter prompt or a smaller grammar",
         TIME.as_secs()
     );
-    ApiError::new(ErrorKind::Invalid, message)
+    RequestError::new(ErrorKind::Invalid, message)
 }
 
-fn overloaded() -> ApiError {
-    ApiError {
+fn overloaded() -> RequestError {
+    RequestError {
         retry_after: Some(Duration::from_secs(1)),
-        ..ApiError::new(ErrorKind::Overloaded, "too many requests wait to be prepared; try again later")
+        ..RequestError::new(ErrorKind::Overloaded, "too many requests wait to be prepared; try again later")
     }
 }
 
@@ -132,7 +132,7 @@ impl Preparing {
     ///
     /// # Errors
     /// Those of the work; the queue is full; the work takes too long.
-    pub(crate) async fn run<T: Send + 'static>(
+    pub async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Work) -> Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -146,7 +146,7 @@ impl Preparing {
             warnings.within(|| work(&of_work))
         });
         let done = timeout(TIME, task).await.map_err(|_| too_long())?;
-        done.map_err(|error| ApiError::internal(format!("preparing the request failed: {error}")))?
+        done.map_err(|error| RequestError::internal(format!("preparing the request failed: {error}")))?
     }
 
     async fn turn(&self, who: u64) -> Result<Turn> {
@@ -164,7 +164,7 @@ impl Preparing {
             }
             waits
         };
-        waits.await.map_err(|_| ApiError::internal("a turn was lost"))
+        waits.await.map_err(|_| RequestError::internal("a turn was lost"))
     }
 
     /// Passes a free thread to the next request in turn.

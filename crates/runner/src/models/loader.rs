@@ -5,7 +5,7 @@ use std::time::Duration;
 use engine::{Adapter, Embedder, Engine, Model};
 use speech::Transcriber;
 
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ErrorKind, RequestError, Result};
 
 /// Loads models. The implementation alone knows devices and file formats.
 pub trait Loader: Send + Sync + 'static {
@@ -47,7 +47,7 @@ pub trait Loader: Send + Sync + 'static {
     /// Clients may not do this, or the files are missing.
     fn add_adapter(&self, adapter: ServedAdapter) -> Result<()> {
         let _ = adapter;
-        Err(ApiError::new(ErrorKind::Forbidden, "adapters cannot be loaded here"))
+        Err(RequestError::new(ErrorKind::Forbidden, "adapters cannot be loaded here"))
     }
 
     /// Opens the files of an adapter of [`Self::adapters`], for a loaded model.
@@ -76,7 +76,7 @@ pub trait Loader: Send + Sync + 'static {
     /// Clients may not do this; there is no such model; the network or the disk failed.
     fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> Result<()> {
         let _ = (name, progress);
-        Err(ApiError::new(ErrorKind::Forbidden, "models cannot be pulled here"))
+        Err(RequestError::new(ErrorKind::Forbidden, "models cannot be pulled here"))
     }
 
     /// Deletes the files of a downloaded model.
@@ -85,7 +85,7 @@ pub trait Loader: Send + Sync + 'static {
     /// Clients may not do this; this program did not download the files; the disk failed.
     fn delete(&self, name: &str) -> Result<()> {
         let _ = name;
-        Err(ApiError::new(ErrorKind::Forbidden, "models cannot be deleted here"))
+        Err(RequestError::new(ErrorKind::Forbidden, "models cannot be deleted here"))
     }
 }
 
