@@ -23,7 +23,7 @@ class Ingle:
         self.binary, self.threads = binary, threads
         if not binary:
             self.binary = ROOT / "target" / "release" / ("ingle.exe" if os.name == "nt" else "ingle")
-            subprocess.run(["cargo", "build", "--release", "-q", "-p", "ingle"], check=True, cwd=ROOT)
+            subprocess.run(["cargo", "build", "--release", "-q", "-p", "ingle-cli"], check=True, cwd=ROOT)
 
     def run(self, *arguments, **options):
         return output([self.binary, *arguments], **options)

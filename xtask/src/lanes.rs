@@ -24,7 +24,7 @@ use std::time::Instant;
 /// Folders of the packages with the longest tests, longest first. They start first, so that no lane
 /// runs one of them alone at the end.
 const SLOWEST: [&str; 7] =
-    ["ingle", "device-metal", "model", "engine", "device-cpu", "metal-emulator", "device"];
+    ["cli", "device-metal", "model", "engine", "device-cpu", "metal-emulator", "device"];
 
 /// A program to run, usually a test binary. Its output is collected.
 #[derive(Debug)]
@@ -193,15 +193,15 @@ mod tests {
     fn test_binaries_are_found_and_the_slowest_come_first() {
         let messages = [
             message("audio", "main", true),
-            message("ingle", "ingle", false),
-            message("ingle", "main", true),
+            message("cli", "ingle", false),
+            message("cli", "main", true),
             "{\"reason\":\"build-finished\",\"success\":true}".to_owned(),
         ];
         let found = jobs(&messages.join("\n"), &[]);
         let names: Vec<&str> = found.iter().map(|job| job.name.as_str()).collect();
-        assert_eq!(names, ["ingle main", "audio main"]);
+        assert_eq!(names, ["cli main", "audio main"]);
         assert_eq!(found[0].program, Path::new("/w/target/debug/deps/main-1"));
-        assert_eq!(found[0].folder, Path::new("/w/crates/ingle"));
+        assert_eq!(found[0].folder, Path::new("/w/crates/cli"));
     }
 
     #[test]

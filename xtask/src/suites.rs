@@ -105,7 +105,7 @@ pub fn emulated_gpu(names: &[String]) -> Result<(), String> {
     run(Command::new("crates/device-cuda/emulator/build.sh").arg(&folder))?;
     run(&mut cargo(&["build", "--package", "ingle-device-cuda", "--example", "gpu_test"]))?;
     let on_gpu = ["--ignored", "on_cuda"].map(str::to_owned);
-    let tests: &[&str] = &["--package", "ingle", "--package", "ingle-model", "--test", "main"];
+    let tests: &[&str] = &["--package", "ingle-cli", "--package", "ingle-model", "--test", "main"];
     let mut jobs = if names.is_empty() { build(tests, &on_gpu)? } else { Vec::new() };
     let named = names.join(", ");
     let processes = if names.is_empty() { EMULATED.to_vec() } else { vec![("90", named.as_str())] };
@@ -135,7 +135,7 @@ fn models() -> String {
 /// Runs client programs of other projects against the release build, each group in a virtual
 /// environment of its own. `arguments` go to `scripts/clients`.
 pub fn clients(arguments: &[String]) -> Result<(), String> {
-    run(&mut cargo(&["build", "--release", "--package", "ingle"]))?;
+    run(&mut cargo(&["build", "--release", "--package", "ingle-cli"]))?;
     run(&mut cargo(&["build", "--release", "--package", "ingle-text", "--example", "masks"]))?;
     let release = target().join("release");
     let mut check = Command::new("python3");

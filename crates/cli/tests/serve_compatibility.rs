@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::serve::{CHAT, Server};
 
 /// Marks of the table's start and end in the page.
-const BEGIN: &str = "<!-- Written by crates/ingle/tests/serve_compatibility.rs. -->\n";
+const BEGIN: &str = "<!-- Written by crates/cli/tests/serve_compatibility.rs. -->\n";
 const END: &str = "<!-- End of the table. -->\n";
 
 /// Keys of every API with sampling.

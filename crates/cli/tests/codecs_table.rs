@@ -115,7 +115,7 @@ fn the_page_is_up_to_date() {
          \"Gaussian\" are {} normally distributed values; \"real\" are the first {N_ROWS} rows of\n\
          `{TENSOR}` of all-MiniLM-L6-v2 (f32). Bits include scales and\n\
          offsets. The first column is the argument of `ingle convert --to`.\n\n\
-         Written by `crates/ingle/tests/codecs_table.rs`.\n\n\
+         Written by `crates/cli/tests/codecs_table.rs`.\n\n\
          | --to | type | bits per weight | Gaussian RMS | Gaussian max | real RMS | real max |\n\
          | ---- | ---- | --------------: | -----------: | -----------: | -------: | -------: |\n",
         N_ROWS * N_COLS
