@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use engine::{Constraint, Governor, MemoryStatus, SamplingChoice};
+use engine::{Constraint, Engine, Governor, MemoryStatus, SamplingChoice};
 use text::{Gap, Grammar, Specials, Trigger};
 use tokio::sync::watch;
 
@@ -284,6 +284,19 @@ impl Runner {
     /// Leases a model, as [`Self::load`] does.
     pub(crate) async fn lease(&self, model: &str, keep_alive: Option<KeepAlive>) -> Result<Lease> {
         self.0.models.get(model, keep_alive).await
+    }
+
+    /// Runs a function with a model's engine between two of its steps.
+    ///
+    /// # Errors
+    /// No such model, it does not generate text, or its thread has died.
+    pub async fn with_engine<T: Send + 'static>(
+        &self,
+        model: &str,
+        run: impl FnOnce(&mut Engine) -> T + Send + 'static,
+    ) -> Result<T> {
+        let lease = self.0.models.get(model, None).await?;
+        lease.text()?.worker.with_engine(run).await
     }
 
     /// Unloads a model, after the last request that uses it has ended. Returns its id.

@@ -125,7 +125,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub(super) fn of(model: &Model) -> Kind {
+    /// The kind of an opened model.
+    pub fn of(model: &Model) -> Kind {
         let chats = || model.need_tokenizer().is_ok_and(|tokenizer| tokenizer.chat_template().is_some());
         match () {
             () if model.spec().encoder.is_some() => Kind::Speech,

@@ -1,0 +1,58 @@
+//! Loading a model of any kind: one that generates text, computes embeddings or transcribes speech.
+
+use std::sync::Arc;
+
+use engine::Embedder;
+use hub::Progress;
+use runner::Loaded;
+use speech::{Transcriber, TranscriberOptions};
+
+use crate::device;
+use crate::error::Result;
+use crate::load::{self, Opened};
+use crate::note::Note;
+use crate::options::LoadOptions;
+use crate::source::ModelSource;
+
+/// A loaded model of any kind.
+pub(crate) struct LoadedModel {
+    pub(crate) loaded: Loaded,
+    pub(crate) model: Arc<engine::Model>,
+    /// Name of its device.
+    pub(crate) device: String,
+    pub(crate) notes: Vec<Note>,
+}
+
+/// Fetches a model if needed, and loads it as what it is.
+///
+/// # Errors
+/// Those of [`load::open`], [`load::device_for`] and [`load::engine`].
+pub(crate) fn load_any(
+    source: &ModelSource,
+    options: &LoadOptions,
+    progress: &mut dyn Progress,
+) -> Result<LoadedModel> {
+    let Opened { model, mut notes, .. } = load::open(source, options, progress)?;
+    let model = Arc::new(model);
+    let engine_options = options.engine_options();
+    let chosen = match model.spec().encoder.is_some() {
+        true => device::first_that(&options.device, &|_| Ok(()))?,
+        false => load::device_for(&model, options)?,
+    };
+    notes.extend(chosen.notes);
+    let device = chosen.device;
+    let loaded = if model.spec().encoder.is_some() {
+        let of_speech = TranscriberOptions {
+            kv_type: engine_options.kv_type,
+            numerics: engine_options.numerics,
+            check_memory: engine_options.check_memory,
+            ..TranscriberOptions::default()
+        };
+        Loaded::Speech(Box::new(Transcriber::new(&model, &device, &of_speech)?))
+    } else if model.embedding().is_ok() {
+        Loaded::Embedder(Box::new(Embedder::new(model.clone(), &device, &engine_options)?))
+    } else {
+        Loaded::Text(Box::new(load::engine(model.clone(), &device, options, progress)?))
+    };
+    Ok(LoadedModel { loaded, model, device: device.name().to_owned(), notes })
+}
