@@ -141,6 +141,16 @@ fn merges_of_texts_without_tokens_make_symbols_that_become_bytes() {
 }
 
 #[test]
+fn a_merge_that_occurs_twice_has_its_first_rank() {
+    let t = load(vec![
+        ("model", text("gpt2")),
+        ("tokens", strings(&["a", "b", "c", "ab", "bc"])),
+        ("merges", strings(&["a b", "b c", "a b"])),
+    ]);
+    assert_eq!(encode(&t, "abc"), [3, 2], "with its last rank, b and c would be merged");
+}
+
+#[test]
 fn declared_ids_without_a_token_are_ignored() {
     let odd = [Value::Int(13), Value::Int(-1), Value::Int(1 << 40), Value::Int(u32::MAX.into())];
     for value in odd {
