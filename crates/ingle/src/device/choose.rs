@@ -1,5 +1,5 @@
-//! `--device auto`: the first device that is present, runs the model, and passes a quick check of
-//! its arithmetic.
+//! The device of the kind `Auto`: the first that is present, runs the model, and passes a quick
+//! check of its arithmetic.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,12 +9,14 @@ use device::Device;
 use device_check::Case;
 use sha2::{Digest, Sha256};
 
+use crate::error::{Error, Result};
+
 /// A device that `auto` may choose.
 pub struct Candidate<'a> {
-    /// The name for `--device`.
+    /// The name for users.
     pub name: &'static str,
     /// Creates the device, or returns the reason why it is absent.
-    pub make: &'a dyn Fn() -> anyhow::Result<Arc<dyn Device>>,
+    pub make: &'a dyn Fn() -> Result<Arc<dyn Device>>,
     /// The tolerance of each test case; `None` if the arithmetic need not be checked.
     pub check: Option<&'a dyn Fn(&Case) -> f32>,
 }
@@ -42,9 +44,9 @@ const MIN_CASES: usize = 12;
 /// No candidate remains; the error has all reasons.
 pub fn choose(
     candidates: &[Candidate<'_>],
-    runs: &dyn Fn(&dyn Device) -> anyhow::Result<()>,
+    runs: &dyn Fn(&dyn Device) -> Result<()>,
     cache: Option<&Path>,
-) -> anyhow::Result<Choice> {
+) -> Result<Choice> {
     let mut reasons = Vec::new();
     for (index, candidate) in candidates.iter().enumerate() {
         let tried = (candidate.make)().and_then(|device| {
@@ -68,24 +70,20 @@ pub fn choose(
             }
             Err(error) => {
                 // The name of the device is already in front.
-                let why = match error.downcast_ref::<device::Error>() {
-                    Some(device::Error::Failed { reason, .. }) => reason.clone(),
-                    _ => crate::output::message(&error),
+                let why = match &error {
+                    Error::Device(device::Error::Failed { reason, .. }) => reason.clone(),
+                    other => other.to_string(),
                 };
                 reasons.push(format!("{}: {why}", candidate.name));
             }
         }
     }
-    anyhow::bail!("no device runs this model\n  {}", reasons.join("\n  "))
+    Err(Error::NoDevice { reasons })
 }
 
 /// Checks a device's arithmetic, or reads the result of an earlier check of the same binary and
 /// device.
-fn checked(
-    device: &dyn Device,
-    tolerance: &dyn Fn(&Case) -> f32,
-    cache: Option<&Path>,
-) -> anyhow::Result<()> {
+fn checked(device: &dyn Device, tolerance: &dyn Fn(&Case) -> f32, cache: Option<&Path>) -> Result<()> {
     let report = cache.map(|cache| report_path(device, cache));
     let kept = report.as_deref().and_then(|report| std::fs::read_to_string(report).ok());
     let found = match kept.as_deref() {
@@ -105,12 +103,11 @@ fn checked(
             }
         }
     };
-    match report.filter(|report| report.exists()) {
-        Some(report) => {
-            anyhow::bail!("its results differ from the reference interpreter; report: {}", report.display())
-        }
-        None => anyhow::bail!("its results differ from the reference interpreter: {found}"),
-    }
+    let found = match report.filter(|report| report.exists()) {
+        Some(report) => format!("; report: {}", report.display()),
+        None => format!(": {found}"),
+    };
+    Err(Error::WrongResults { found })
 }
 
 const PASSED: &str = "passed\n";
@@ -140,7 +137,7 @@ fn report_path(device: &dyn Device, cache: &Path) -> PathBuf {
 ///
 /// # Errors
 /// The cases that differ, and their differences.
-fn self_check(device: &dyn Device, tolerance: &dyn Fn(&Case) -> f32) -> Result<(), String> {
+fn self_check(device: &dyn Device, tolerance: &dyn Fn(&Case) -> f32) -> std::result::Result<(), String> {
     let cases = device_check::check_op_cases();
     let begun = Instant::now();
     let (mut failures, mut n_compared) = (Vec::new(), 0);
@@ -178,7 +175,7 @@ mod tests {
 
     fn here<'a>(
         name: &'static str,
-        make: &'a dyn Fn() -> anyhow::Result<Arc<dyn Device>>,
+        make: &'a dyn Fn() -> Result<Arc<dyn Device>>,
         checked: bool,
     ) -> Candidate<'a> {
         Candidate { name, make, check: checked.then_some(&tolerance as &dyn Fn(&Case) -> f32) }
@@ -222,8 +219,11 @@ mod tests {
             assert_eq!(choice.device.name(), "reference");
         }
         let refuses = |device: &dyn Device| {
-            anyhow::ensure!(device.name() != "null", "no kernel for this model");
-            Ok(())
+            if device.name() != "null" {
+                return Ok(());
+            }
+            let (what, hint) = ("this model".to_owned(), "use device cpu".to_owned());
+            Err(Error::Device(device::Error::Unsupported { device: "null", what, hint }))
         };
         let choice = choose(
             &[here("gpu", &wrong, true), here("cpu", &reference, false)],
@@ -231,7 +231,10 @@ mod tests {
             Some(cache.path()),
         );
         let reason = choice.unwrap().reason;
-        assert!(reason.contains("(not gpu: no kernel for this model)"), "{reason}");
+        assert!(
+            reason.contains("(not gpu: device null: this model is not supported; use device cpu)"),
+            "{reason}"
+        );
         let error = choose(&[here("gpu", &absent, true)], &anything, Some(cache.path())).err().unwrap();
         assert!(error.to_string().contains("gpu: there is none here"), "{error}");
     }

@@ -1,4 +1,5 @@
-//! Splitting a model between a GPU and the CPU, by flags or because the GPU's memory is too small.
+//! Splitting a model between a GPU and the CPU, by options or because the GPU's memory is too
+//! small.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,12 +7,12 @@ use std::time::Duration;
 
 use device::{Device, Op};
 use device_split::{Share, SplitDevice};
-use engine::{LoadOptions, Model};
+use engine::Model;
 
-use crate::args::{DeviceName, LoadArgs};
-use crate::devices::{self, cuda, first_gpu, named_device};
-use crate::output;
-use crate::tell::tell;
+use super::{DeviceKind, cpu, cuda, of_kind};
+use crate::error::{Error, Result};
+use crate::note::Note;
+use crate::options::LoadOptions;
 
 /// Bytes of a GPU's memory that stay free when a model is split, for the driver and for further
 /// keys and values.
@@ -21,42 +22,45 @@ const GPU_RESERVE: u64 = 1 << 30;
 /// row on the GPU.
 const GPU_TURN: Duration = Duration::from_micros(500);
 
-/// The device, or a split of the model between it and the CPU, if flags ask for that or if the
-/// GPU's memory is too small. The CPU runs the experts of the first layers. If the experts of all
-/// layers are not enough, it also runs the first layers as a whole.
-pub fn shared(
-    args: &LoadArgs,
+/// The device, or a split of the model between it and the CPU, if options ask for that or if the
+/// GPU's memory is too small. The latter adds a note. The CPU runs the experts of the first layers.
+/// If the experts of all layers are not enough, it also runs the first layers as a whole.
+pub fn split(
+    options: &LoadOptions,
     model: &Model,
     device: Arc<dyn Device>,
-    options: &LoadOptions,
-) -> anyhow::Result<Arc<dyn Device>> {
+    notes: &mut Vec<Note>,
+) -> Result<Arc<dyn Device>> {
+    let engine_options = options.engine_options();
     let nodes = || model.plan().nodes.iter();
     let n_layers = nodes().filter_map(|node| node.layer).max().map_or(0, |last| last as usize + 1);
     let has_experts = |layers: Range<usize>| {
         let routers = nodes().filter(|node| matches!(node.op, Op::Route { .. }));
         routers.filter_map(|node| node.layer).any(|layer| layers.contains(&(layer as usize)))
     };
-    let cpu = || -> anyhow::Result<Arc<dyn Device>> {
-        Ok(Arc::new(devices::cpu(&args.device)?.staying_awake(GPU_TURN)))
-    };
-    let frugal = || -> anyhow::Result<Arc<dyn Device>> {
-        Ok(if device.name() == "cuda" { cuda::frugal(first_gpu(&args.device))? } else { device.clone() })
+    let cpu = || -> Result<Arc<dyn Device>> { Ok(Arc::new(cpu(&options.device)?.staying_awake(GPU_TURN))) };
+    let frugal = || -> Result<Arc<dyn Device>> {
+        Ok(match device.name() {
+            "cuda" => cuda::frugal(options.device.first_gpu())?,
+            _ => device.clone(),
+        })
     };
     let with = |share: Share, cpu: &Arc<dyn Device>, other: &Arc<dyn Device>| {
         SplitDevice::new(cpu.clone(), other.clone(), share).map(Arc::new)
     };
-    for (flag, number) in [("--gpu-layers", args.gpu_layers), ("--cpu-moe-layers", args.cpu_moe_layers)] {
+    let wanted = [("gpu_layers", options.gpu_layers), ("cpu_moe_layers", options.cpu_moe_layers)];
+    for (option, number) in wanted {
         if number.is_some() && device.name() == "cpu" {
-            anyhow::bail!("{flag} splits a model between a GPU and the CPU; name the GPU with --device")
+            return Err(Error::NoGpuToSplit { option });
         }
     }
-    if args.cpu_moe_layers.is_some() && !has_experts(0..n_layers) {
-        anyhow::bail!("--cpu-moe-layers needs a mixture of experts, found a model without experts")
+    if options.cpu_moe_layers.is_some() && !has_experts(0..n_layers) {
+        return Err(Error::NoExperts);
     }
-    match (args.gpu_layers, args.cpu_moe_layers) {
+    match (options.gpu_layers, options.cpu_moe_layers) {
         (None, None) if device.name() == "cuda" => {}
         (None, None) => return Ok(device),
-        (Some(0), _) => return named_device(DeviceName::Cpu, &args.device),
+        (Some(0), _) => return of_kind(DeviceKind::Cpu, &options.device),
         (gpu_layers, expert_layers) => {
             let first_layers = n_layers - gpu_layers.unwrap_or(n_layers).min(n_layers);
             let expert_layers = expert_layers.unwrap_or(0).min(n_layers);
@@ -67,12 +71,12 @@ pub fn shared(
         }
     }
     // Other errors are reported when the model is loaded.
-    let Ok(whole) = engine::plan_memory(model, device.as_ref(), options) else { return Ok(device) };
+    let Ok(whole) = engine::plan_memory(model, device.as_ref(), &engine_options) else { return Ok(device) };
     if whole.fits {
         return Ok(device);
     }
     let (cpu, other, free) = (cpu()?, frugal()?, device.memory().free.saturating_sub(GPU_RESERVE));
-    if engine::plan_memory(model, other.as_ref(), options).is_ok_and(|report| report.fits) {
+    if engine::plan_memory(model, other.as_ref(), &engine_options).is_ok_and(|report| report.fits) {
         tracing::info!(
             "{} runs without faster copies of the weights, which do not fit in its memory",
             device.name()
@@ -82,7 +86,7 @@ pub fn shared(
     let prefix = format!("{}: ", device.name());
     let fits = |share: Share| -> bool {
         let planned = with(share, &cpu, &other).map_err(engine::Error::from);
-        let planned = planned.and_then(|split| engine::plan_memory(model, split.as_ref(), options));
+        let planned = planned.and_then(|split| engine::plan_memory(model, split.as_ref(), &engine_options));
         let on_gpu = |report: engine::MemoryReport| {
             let items = report.items.iter().filter(|item| item.what.starts_with(&prefix));
             items.map(|item| item.bytes).sum::<u64>()
@@ -90,15 +94,14 @@ pub fn shared(
         planned.map(on_gpu).is_ok_and(|bytes| bytes <= free)
     };
     let share = smallest(n_layers, has_experts(0..n_layers), &fits);
-    tell!(
-        "note: the CPU runs {}, and {} the rest: the model needs {}, and {} are free (--gpu-layers and --cpu-moe-layers override)",
-        share.describe(),
-        device.name(),
-        output::bytes(whole.total),
-        output::bytes(whole.free),
-    );
+    notes.push(Note::Split {
+        on_cpu: share.describe(),
+        device: device.name().to_owned(),
+        needed: whole.total,
+        free: whole.free,
+    });
     if share.first_layers == n_layers {
-        named_device(DeviceName::Cpu, &args.device)
+        of_kind(DeviceKind::Cpu, &options.device)
     } else {
         Ok(with(share, &cpu, &other)?)
     }
