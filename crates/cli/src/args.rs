@@ -10,8 +10,9 @@ mod sampling;
 mod speculate;
 
 use clap::Args;
+use ingle::LoadOptions;
 
-pub use device::{DeviceArgs, DeviceName, KvBudget, KvTypeName, LoadArgs, MetalEncoder, WeightsName};
+pub use device::{DeviceArgs, DeviceName, KvTypeName, LoadArgs, MetalEncoder};
 pub use fetch::{FetchArgs, VerifyArgs};
 pub use lora::{AdapterArgs, Lora, LoraArgs};
 pub use names::{FileOrText, ModelName};
@@ -37,4 +38,17 @@ pub struct ModelArgs {
 
     #[command(flatten)]
     pub verify: VerifyArgs,
+}
+
+impl ModelArgs {
+    /// The options of these flags. They have no adapters and no draft tokens.
+    ///
+    /// # Errors
+    /// A key or a token cannot be read.
+    pub fn options(&self) -> anyhow::Result<LoadOptions> {
+        let mut options = self.load.options();
+        options.hub = self.fetch.hub()?;
+        options.verify = self.verify.verify()?;
+        Ok(options)
+    }
 }

@@ -1,53 +1,41 @@
-//! Loading of models as the flags ask: fetching, opening, options of the engine.
+//! Loading of models as the flags ask: the library's steps, with progress and notes on stderr.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use device::key_bias::KeyBias;
-use device::{Device, KvType, Numerics};
-use engine::{Adapter, DraftModel, Engine, Governor, LoadOptions, Model, Picture, Prefill, TokenizerSource};
-use formats::Verify;
-use formats::base::PublicKey;
+use device::Device;
+use engine::{Engine, Model, Picture, Prefill};
+use ingle::device::{ChosenDevice, DeviceOptions};
+use ingle::direct::EngineOptions;
+use ingle::{LoadOptions, Note};
 use weights::{Access, Checkpoint};
 
-use crate::args::{
-    AdapterArgs, DeviceArgs, FetchArgs, FileOrText, KvBudget, KvTypeName, LoadArgs, Lora, LoraArgs,
-    ModelArgs, ModelName, PrefillArgs, PrefillName, SpeculateArgs, SpeculateName, VerifyArgs, WeightsName,
-};
-use crate::devices;
-use crate::mmproj;
+use crate::args::{AdapterArgs, FetchArgs, ModelName, PrefillArgs, PrefillName, VerifyArgs};
 use crate::progress::Bar;
-use crate::share;
 use crate::tell::tell;
 
 /// Fetches a model if needed; returns its path.
 pub fn fetch(model: &ModelName, args: &FetchArgs) -> anyhow::Result<PathBuf> {
-    let reference = model.reference()?;
-    Ok(args.place(&reference, &args.options()?, &mut Bar::default())?)
+    Ok(ingle::direct::fetch(&model.source(), &args.hub()?, &mut Bar::default())?)
 }
 
 /// Fetches and opens a model, without a device.
-pub fn open(args: &ModelArgs) -> anyhow::Result<Model> {
-    open_adapted(args, &LoraArgs::default())
+pub fn open(model: &ModelName, options: &LoadOptions) -> anyhow::Result<Model> {
+    let opened = ingle::direct::open(&model.source(), options, &mut Bar::default())?;
+    tell_notes(&opened.notes);
+    Ok(opened.model)
 }
 
-/// Like [`open`], with adapters.
-pub fn open_adapted(args: &ModelArgs, lora: &LoraArgs) -> anyhow::Result<Model> {
-    let path = fetch(&args.model, &args.fetch)?;
-    let checkpoint = open_checkpoint(&path, access(&args.load.device), &args.verify)?;
-    let tower = args.load.mmproj.as_deref();
-    let checkpoint = mmproj::attach(&path, checkpoint, tower, access(&args.load.device))?;
-    let adapters = lora.lora.iter().map(|lora| adapter(lora, access(&args.load.device)));
-    let adapters = adapters.collect::<anyhow::Result<Vec<_>>>()?;
-    Ok(Model::from_opened_adapted(&path, checkpoint, &TokenizerSource::Own, adapters)?)
-}
-
-/// Opens an adapter.
-pub fn adapter(lora: &Lora, access: Access) -> anyhow::Result<Adapter> {
-    let checkpoint = formats::open_adapter(&lora.path, access)
-        .with_context(|| format!("opening the adapter {}", lora.name))?;
-    Ok(Adapter { name: lora.name.clone(), checkpoint, factor: lora.factor })
+/// Prints notes of the library, which names options where users know flags.
+pub fn tell_notes(notes: &[Note]) {
+    for note in notes {
+        if let Note::Split { .. } = note {
+            tell!("note: {note} (--gpu-layers and --cpu-moe-layers override)");
+        } else {
+            tell!("note: {note}");
+        }
+    }
 }
 
 /// The adapter that a command computes with: that of `--adapter`, or the only one loaded.
@@ -65,104 +53,27 @@ pub fn chosen_adapter(args: &AdapterArgs) -> anyhow::Result<Option<Arc<str>>> {
 
 /// Opens a file or folder, and verifies it if the flags ask for that.
 pub fn open_checkpoint(path: &Path, access: Access, args: &VerifyArgs) -> anyhow::Result<Checkpoint> {
-    let key = args.verify_key.as_ref().map(public_key).transpose()?;
-    Ok(formats::open_verified(path, access, &Verify { key, checksums: args.check })?)
+    Ok(formats::open_verified(path, access, &args.verify()?)?)
 }
 
-/// Reads a public key: a file of 32 bytes, or 64 hexadecimal digits.
-pub fn public_key(given: &FileOrText) -> anyhow::Result<PublicKey> {
-    let text = given.text().unwrap_or_default();
-    let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
-    let Some(digits) = digits.filter(|digits| digits.len() == 64) else {
-        return Ok(PublicKey::read(given.path())?);
-    };
-    let bytes: [u8; 32] = std::array::from_fn(|i| digits[2 * i] << 4 | digits[2 * i + 1]);
-    PublicKey::from_bytes(&bytes).with_context(|| format!("{text} is not an ed25519 public key"))
+/// Creates a device; with `auto`, the first that is present.
+pub fn device(options: &DeviceOptions) -> anyhow::Result<Arc<dyn Device>> {
+    Ok(noted(ingle::device::create(options)?))
 }
 
-/// Access to weight files: mapped or read.
-pub fn access(args: &DeviceArgs) -> Access {
-    match args.weights {
-        WeightsName::Mapped => Access::Map,
-        WeightsName::Copied => Access::Read,
-    }
+/// Creates the device for a model; with `auto`, the first that is present and runs the model.
+pub fn device_for(model: &Model, options: &LoadOptions) -> anyhow::Result<Arc<dyn Device>> {
+    Ok(noted(ingle::direct::device_for(model, options)?))
 }
 
-/// Creates the device of the flags; with `auto`, the first that is present and runs the model.
-pub fn device_for(args: &LoadArgs, model: &Model) -> anyhow::Result<Arc<dyn Device>> {
-    let device = devices::device_that(&args.device, &|device| match engine::plan_memory(
-        model,
-        device,
-        &options(args),
-    ) {
-        Err(engine::Error::Device(error @ device::Error::Unsupported { .. })) => Err(error.into()),
-        // Other errors occur on every device, and are reported when the model is loaded.
-        Ok(_) | Err(_) => Ok(()),
-    })?;
-    let device = share::shared(args, model, device, &options(args))?;
-    if let Some(chosen) = default_kv_type(args, device.as_ref(), model) {
-        tracing::info!("{chosen}");
-    }
-    Ok(device)
+fn noted(chosen: ChosenDevice) -> Arc<dyn Device> {
+    tell_notes(&chosen.notes);
+    chosen.device
 }
 
-/// The device's default type of keys and values, as a sentence. `None` if a flag sets the type, or
-/// if the model has no keys and values.
-pub fn default_kv_type(args: &LoadArgs, device: &dyn Device, model: &Model) -> Option<String> {
-    if args.kv_type.is_some() {
-        return None;
-    }
-    let (kv_type, n_layers) = (*device.kv_types().first()?, model.plan().kv.layers.len());
-    if n_layers == 0 {
-        return None;
-    }
-    let mut text = format!("KV type {}: the default of {}", engine::kv_type_name(kv_type), device.name());
-    let biases = KeyBias::of_layers(std::slice::from_ref(model.plan()));
-    let n_biased = biases.iter().flatten().count();
-    if kv_type.is_quantized() && n_biased > 0 {
-        text.push_str(&format!(" (keys of {n_biased} of {n_layers} layers without their biases)"));
-    }
-    Some(text)
-}
-
-/// The options with the speculation of the flags, or with `default`.
-pub fn speculating(
-    options: LoadOptions,
-    speculate: &SpeculateArgs,
-    default: SpeculateName,
-) -> anyhow::Result<LoadOptions> {
-    Ok(LoadOptions { speculate: speculate.speculate(default)?, max_draft: speculate.draft_max, ..options })
-}
-
-/// The model, with its own layer for drafting if the flags ask for that.
-pub fn guessing(model: Model, speculate: &SpeculateArgs) -> anyhow::Result<Model> {
-    Ok(if speculate.mtp { model.predicting()? } else { model })
-}
-
-/// Loads a model on its device, with the draft model of the flags. `default` is the speculation
-/// without such flags.
-pub fn engine(
-    model: Arc<Model>,
-    device: &Arc<dyn Device>,
-    args: &ModelArgs,
-    options: LoadOptions,
-    speculate: &SpeculateArgs,
-    default: SpeculateName,
-) -> anyhow::Result<Engine> {
-    let options = speculating(options, speculate, default)?;
-    let options = LoadOptions { governor: Some(Governor::start(args.load.memory)?), ..options };
-    let mut engine = Engine::new(model, device, &options)?;
-    if let Some(wanted) = engine.memory().n_ctx_reduced_from {
-        let n_ctx = engine.limits().n_ctx;
-        tracing::info!(
-            "context: {n_ctx} tokens, because the model's own {wanted} tokens do not fit in memory"
-        );
-    }
-    if let Some(name) = &speculate.draft_model {
-        let draft = open(&ModelArgs { model: name.clone(), ..args.clone() })?;
-        engine.set_proposer(Box::new(DraftModel::new(Arc::new(draft), &engine, &options)?));
-    }
-    Ok(engine)
+/// Makes the engine of a model on its device, with the draft model of the options.
+pub fn engine(model: Arc<Model>, device: &Arc<dyn Device>, options: &LoadOptions) -> anyhow::Result<Engine> {
+    Ok(ingle::direct::engine(model, device, options, &mut Bar::default())?)
 }
 
 /// Runs `engine` and, on another thread, `beside`, which needs only the tokenizer. If both fail,
@@ -179,38 +90,6 @@ pub fn both<T: Send>(
     })
 }
 
-/// The options of the engine for these flags.
-pub fn options(args: &LoadArgs) -> LoadOptions {
-    LoadOptions {
-        n_ctx: args.ctx,
-        kv_type: args.kv_type.map(kv_type),
-        kv_budget: match args.kv_budget {
-            KvBudget::Auto => None,
-            KvBudget::Bytes(bytes) => Some(bytes),
-        },
-        chunk: args.chunk,
-        numerics: numerics(args.deterministic),
-        ..LoadOptions::default()
-    }
-}
-
-/// The device's type of keys and values.
-pub fn kv_type(name: KvTypeName) -> KvType {
-    match name {
-        KvTypeName::F32 => KvType::F32,
-        KvTypeName::F16 => KvType::F16,
-        KvTypeName::I16 => KvType::I16,
-        KvTypeName::I8 => KvType::I8,
-        KvTypeName::Q8_0 => KvType::Q8_0,
-        KvTypeName::Fp8 => KvType::Fp8,
-    }
-}
-
-/// The arithmetic of the device.
-pub fn numerics(deterministic: bool) -> Numerics {
-    if deterministic { Numerics::Deterministic } else { Numerics::Fast }
-}
-
 /// The way in which the prompt is computed.
 pub fn prefill(args: &PrefillArgs) -> Prefill {
     match args.prefill {
@@ -220,7 +99,17 @@ pub fn prefill(args: &PrefillArgs) -> Prefill {
 }
 
 /// Number of rows whose logits are computed together when every position is scored.
-pub const SCORED_ROWS: usize = 64;
+const SCORED_ROWS: usize = 64;
+
+/// Makes an engine that scores every position of a text.
+pub fn scoring_engine(
+    model: &Arc<Model>,
+    device: &Arc<dyn Device>,
+    options: &LoadOptions,
+) -> anyhow::Result<Engine> {
+    let options = EngineOptions { n_outputs: Some(SCORED_ROWS), ..options.engine_options() };
+    Ok(Engine::new(model.clone(), device, &options)?)
+}
 
 /// `--validate-prefill`: computes the prompt in both ways.
 ///

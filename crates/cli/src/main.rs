@@ -5,18 +5,14 @@
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod args;
-mod choose;
 mod client;
 mod commands;
-mod devices;
 mod grammar;
 mod input;
 mod interactive;
 mod load;
-mod mmproj;
 mod output;
 mod progress;
-mod share;
 mod sse;
 mod tell;
 mod usage;

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+pub use ingle::size_text as bytes;
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
@@ -21,7 +22,7 @@ pub fn message(error: &anyhow::Error) -> String {
         said.push_str("writing to stdout");
     }
     for cause in error.chain() {
-        let text = cause.to_string();
+        let text = cause.downcast_ref().map_or_else(|| cause.to_string(), with_flags);
         if said.contains(&text) {
             continue;
         }
@@ -34,6 +35,22 @@ pub fn message(error: &anyhow::Error) -> String {
         said.push_str(new);
     }
     said
+}
+
+/// The message of an error of the library, which names options where users know flags.
+fn with_flags(error: &ingle::Error) -> String {
+    match error {
+        ingle::Error::GpusOfOtherDevice => "--gpus needs --device cuda, found another device".to_owned(),
+        ingle::Error::GpuTwice { .. } | ingle::Error::Mmproj { .. } => format!("--{error}"),
+        ingle::Error::NoExperts => error.to_string().replace("cpu_moe_layers", "--cpu-moe-layers"),
+        ingle::Error::NoGpuToSplit { option } => format!(
+            "--{} splits a model between a GPU and the CPU; name the GPU with --device",
+            option.replace('_', "-")
+        ),
+        ingle::Error::WrongSystem { .. } => error.to_string().replace("device ", "--device "),
+        // The library's enum is non-exhaustive, and all other errors name no option.
+        other => other.to_string(),
+    }
 }
 
 /// True if `said` ends with these words.
@@ -52,18 +69,6 @@ pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
 /// Prints a line of text on stdout.
 pub fn print_line(line: &str) -> anyhow::Result<()> {
     Ok(writeln!(io::stdout().lock(), "{line}")?)
-}
-
-/// Bytes in the largest binary unit that keeps a digit before the point: `93.8 MiB`.
-pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = n as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{n} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
 /// A number with its noun: `1 window`, `2 windows`.

@@ -54,7 +54,7 @@ pub enum Error {
         /// The adapter's name.
         name: String,
         /// The reason.
-        source: weights::Error,
+        source: Box<weights::Error>,
     },
     /// The file of [`LoadOptions::mmproj`](crate::LoadOptions::mmproj) is not this model's image
     /// encoder.
@@ -63,7 +63,7 @@ pub enum Error {
         /// The image encoder.
         file: PathBuf,
         /// The reason.
-        source: model::Error,
+        source: Box<model::Error>,
     },
     /// [`DeviceOptions::gpus`](crate::device::DeviceOptions::gpus) is set, and the device has no
     /// numbered GPUs.

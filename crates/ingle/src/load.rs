@@ -99,13 +99,13 @@ pub fn open_adapter(adapter: &AdapterSource, access: Access) -> Result<Adapter> 
     let name = adapter.name.clone();
     match formats::open_adapter(&adapter.path, access) {
         Ok(checkpoint) => Ok(Adapter { name, checkpoint, factor: adapter.factor }),
-        Err(source) => Err(Error::Adapter { name, source }),
+        Err(error) => Err(Error::Adapter { name, source: Box::new(error) }),
     }
 }
 
-/// Creates the device of the options for a model. With [`DeviceKind::Auto`](crate::device::DeviceKind::Auto) it
-/// is the first that is present, runs the model, and passes a check of its arithmetic. A model that
-/// does not fit in a GPU's memory is split between the GPU and the CPU.
+/// Creates the device of the options for a model. With the kind `Auto` it is the first that is
+/// present, runs the model, and passes a check of its arithmetic. A model that does not fit in a
+/// GPU's memory is split between the GPU and the CPU.
 ///
 /// # Errors
 /// The device is absent, or options about it contradict each other or the model. Other problems of
@@ -181,8 +181,8 @@ mod tests {
     use formats::convert::{self, Options, Plan, Target};
     use hub::Silent;
 
-    fn fixture(name: &str) -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
+    fn llama() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/llama")
     }
 
     fn options() -> LoadOptions {
@@ -216,7 +216,7 @@ mod tests {
     fn bytes_in_memory_answer_as_their_file_does() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("m.gguf");
-        gguf(&fixture("models/llama"), &file);
+        gguf(&llama(), &file);
         let options = options();
         let of_file = answer(open_fetched(&file, &options).unwrap(), &options);
         let bytes = std::fs::read(&file).unwrap();
@@ -230,9 +230,9 @@ mod tests {
     fn a_file_that_only_looks_like_the_image_encoder_is_a_note() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("m.gguf");
-        gguf(&fixture("models/llama"), &file);
+        gguf(&llama(), &file);
         let tower = folder.path().join("mmproj-m.gguf");
-        std::fs::copy(fixture("formats/mmproj/gemma4_vl.gguf"), &tower).unwrap();
+        std::fs::copy(&file, &tower).unwrap();
         let opened = open_fetched(&file, &options()).unwrap();
         assert!(matches!(&opened.notes[..], [Note::WithoutImages { file, .. }] if *file == tower));
         // A file that the options name must fit.
@@ -242,15 +242,15 @@ mod tests {
 
     #[test]
     fn errors_name_the_option_or_the_adapter() {
-        let model = open_fetched(&fixture("models/llama"), &options()).unwrap().model;
+        let model = open_fetched(&llama(), &options()).unwrap().model;
         let refused = |options: LoadOptions| device_for(&model, &options).err().unwrap().to_string();
         let without_experts = LoadOptions { cpu_moe_layers: Some(1), ..options() };
         assert!(refused(without_experts).contains("cpu_moe_layers needs a mixture of experts"));
         let mut on_cpu = LoadOptions { gpu_layers: Some(1), ..options() };
         on_cpu.device.kind = DeviceKind::Cpu;
         assert!(refused(on_cpu).contains("gpu_layers splits a model between a GPU and the CPU"));
-        let adapters = vec![AdapterSource::new("style", fixture("models/absent"))];
-        let error = open_fetched(&fixture("models/llama"), &LoadOptions { adapters, ..options() });
+        let adapters = vec![AdapterSource::new("style", "absent")];
+        let error = open_fetched(&llama(), &LoadOptions { adapters, ..options() });
         assert_eq!(error.err().unwrap().to_string(), "opening the adapter style");
     }
 }

@@ -23,6 +23,9 @@ pub(crate) struct LoadedModel {
     pub(crate) notes: Vec<Note>,
 }
 
+/// Number of sequences that run at once, if the options do not say it.
+const N_SEQUENCES: usize = 8;
+
 /// Fetches a model if needed, and loads it as what it is.
 ///
 /// # Errors
@@ -32,6 +35,8 @@ pub(crate) fn load_any(
     options: &LoadOptions,
     progress: &mut dyn Progress,
 ) -> Result<LoadedModel> {
+    let n_sequences = Some(options.n_sequences.unwrap_or(N_SEQUENCES));
+    let options = &LoadOptions { n_sequences, ..options.clone() };
     let Opened { model, mut notes, .. } = load::open(source, options, progress)?;
     let model = Arc::new(model);
     let engine_options = options.engine_options();

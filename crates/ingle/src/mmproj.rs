@@ -24,7 +24,7 @@ pub fn attach(
     let opened = formats::open(&file, options.access)?;
     match model::with_mmproj(checkpoint.clone(), &opened) {
         Ok(both) => Ok(both),
-        Err(source) if is_named => Err(Error::Mmproj { file, source }),
+        Err(error) if is_named => Err(Error::Mmproj { file, source: Box::new(error) }),
         // The user did not ask for this file, so the text model runs without it.
         Err(error) => {
             notes.push(Note::WithoutImages { file, reason: error.to_string() });

@@ -44,8 +44,9 @@ pub struct LoadOptions {
     pub kv_budget: Option<u64>,
     /// Maximum number of prompt tokens of a step; `None`: the device's choice.
     pub chunk: Option<usize>,
-    /// Number of sequences that run at once; further ones wait.
-    pub n_sequences: usize,
+    /// Number of sequences that run at once; further ones wait. `None`: 8 for a
+    /// [`Model`](crate::Model), and 1 for an engine of [`direct`](crate::direct).
+    pub n_sequences: Option<usize>,
     /// True to fix the order of all sums: neither batches nor chunks then change an answer.
     pub deterministic: bool,
     /// Limit on the memory of this process, all models together.
@@ -76,7 +77,7 @@ impl Default for LoadOptions {
             kv_type: None,
             kv_budget: None,
             chunk: None,
-            n_sequences: 1,
+            n_sequences: None,
             deterministic: false,
             memory: MemoryCap::Max,
             speculate: Speculate::Off,
@@ -101,7 +102,7 @@ impl LoadOptions {
             kv_type: self.kv_type,
             kv_budget: self.kv_budget,
             chunk: self.chunk,
-            n_sequences: self.n_sequences,
+            n_sequences: self.n_sequences.unwrap_or(1),
             numerics: self.numerics(),
             speculate: self.speculate,
             max_draft: self.max_draft,

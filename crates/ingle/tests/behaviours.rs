@@ -64,7 +64,8 @@ fn a_dropped_answer_is_cancelled_and_its_slot_is_free() {
 
 #[test]
 fn requests_of_many_threads_get_the_answers_that_each_gets_alone() {
-    let prompts = ["The sky is", "Paris is the capital of", "One, two, three,", "Water boils at", "A dog", "Red"];
+    let prompts =
+        ["The sky is", "Paris is the capital of", "One, two, three,", "Water boils at", "A dog", "Red"];
     let ask = |prompt: &str| {
         let completion = Completion::text(prompt).generation(greedy(12));
         chatty().complete(completion).unwrap().text().unwrap()
@@ -120,11 +121,13 @@ fn a_grammar_holds_the_answer() {
         "properties": { "name": { "type": "string", "maxLength": 12 }, "age": { "type": "integer", "maximum": 99, "minimum": 0 } },
     });
     let generation = greedy(64).grammar(Grammar::JsonSchema(schema));
-    let text = chatty().chat(Chat::new().user("Describe a cat.").generation(generation)).unwrap().text().unwrap();
+    let text =
+        chatty().chat(Chat::new().user("Describe a cat.").generation(generation)).unwrap().text().unwrap();
     let object: Value = serde_json::from_str(&text).unwrap();
     assert!(object["name"].is_string() && object["age"].is_u64(), "{text}");
     let generation = greedy(8).grammar(Grammar::Regex("(yes|no)!".to_owned()));
-    let text = chatty().chat(Chat::new().user("Is water wet?").generation(generation)).unwrap().text().unwrap();
+    let text =
+        chatty().chat(Chat::new().user("Is water wet?").generation(generation)).unwrap().text().unwrap();
     assert!(["yes!", "no!"].contains(&text.as_str()), "{text}");
     let broken = greedy(8).grammar(Grammar::Regex("(".to_owned()));
     let error = chatty().chat(Chat::new().user("a").generation(broken)).err().unwrap();
@@ -156,7 +159,8 @@ fn a_required_tool_is_called_with_arguments_of_its_schema() {
 #[test]
 fn log_probabilities_and_tokens_are_reported() {
     let generation = greedy(3).logprobs(2).prompt_logprobs(1);
-    let reply = chatty().complete(Completion::text("The sky is").generation(generation)).unwrap().reply().unwrap();
+    let reply =
+        chatty().complete(Completion::text("The sky is").generation(generation)).unwrap().reply().unwrap();
     assert_eq!(reply.tokens.len(), 3);
     for token in &reply.tokens {
         let best = token.top.iter().map(|(_, _, logprob)| *logprob).fold(f32::MIN, f32::max);

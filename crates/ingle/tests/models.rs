@@ -10,7 +10,7 @@ use ingle::{LoadOptions, Model};
 pub fn options(n_ctx: usize, n_sequences: usize) -> LoadOptions {
     let mut options = LoadOptions::default();
     options.device.kind = DeviceKind::Cpu;
-    (options.n_ctx, options.n_sequences) = (Some(n_ctx), n_sequences);
+    (options.n_ctx, options.n_sequences) = (Some(n_ctx), Some(n_sequences));
     options
 }
 

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use device_cpu::Isa;
+use device::KvType;
 use engine::MemoryCap;
+use ingle::device::{DeviceKind, DeviceOptions, Isa};
+use ingle::{Access, LoadOptions};
 
 use super::numbers::{self, Limit, limit, parse_bytes};
 
@@ -150,15 +152,82 @@ pub enum MetalEncoder {
     Serial,
 }
 
-#[cfg(target_os = "macos")]
-impl MetalEncoder {
-    /// The device's value for this mode.
-    pub fn mode(self) -> device_metal::gpu::EncoderMode {
-        match self {
-            MetalEncoder::Concurrent => device_metal::gpu::EncoderMode::Concurrent,
-            MetalEncoder::Fenced => device_metal::gpu::EncoderMode::Fenced,
-            MetalEncoder::Serial => device_metal::gpu::EncoderMode::Serial,
+impl From<DeviceName> for DeviceKind {
+    fn from(name: DeviceName) -> DeviceKind {
+        match name {
+            DeviceName::Auto => DeviceKind::Auto,
+            DeviceName::Cpu => DeviceKind::Cpu,
+            DeviceName::Reference => DeviceKind::Reference,
+            DeviceName::Cuda => DeviceKind::Cuda,
+            DeviceName::Metal => DeviceKind::Metal,
+            DeviceName::MetalEmulated => DeviceKind::MetalEmulated,
         }
+    }
+}
+
+impl From<MetalEncoder> for ingle::device::MetalEncoder {
+    fn from(encoder: MetalEncoder) -> ingle::device::MetalEncoder {
+        match encoder {
+            MetalEncoder::Concurrent => ingle::device::MetalEncoder::Concurrent,
+            MetalEncoder::Fenced => ingle::device::MetalEncoder::Fenced,
+            MetalEncoder::Serial => ingle::device::MetalEncoder::Serial,
+        }
+    }
+}
+
+impl From<KvTypeName> for KvType {
+    fn from(name: KvTypeName) -> KvType {
+        match name {
+            KvTypeName::F32 => KvType::F32,
+            KvTypeName::F16 => KvType::F16,
+            KvTypeName::I16 => KvType::I16,
+            KvTypeName::I8 => KvType::I8,
+            KvTypeName::Q8_0 => KvType::Q8_0,
+            KvTypeName::Fp8 => KvType::Fp8,
+        }
+    }
+}
+
+impl DeviceArgs {
+    /// The options of the device.
+    pub fn options(&self) -> DeviceOptions {
+        let mut options = DeviceOptions::default();
+        options.kind = self.device.into();
+        options.gpus.clone_from(&self.gpus);
+        options.threads = self.threads;
+        options.isa = self.isa;
+        options.metal_encoder = self.metal_encoder.into();
+        options
+    }
+
+    /// Access to weight files: mapped or read.
+    pub fn access(&self) -> Access {
+        match self.weights {
+            WeightsName::Mapped => Access::Map,
+            WeightsName::Copied => Access::Read,
+        }
+    }
+}
+
+impl LoadArgs {
+    /// The options of these flags; all others have their defaults.
+    pub fn options(&self) -> LoadOptions {
+        let mut options = LoadOptions::default();
+        options.device = self.device.options();
+        options.access = self.device.access();
+        options.mmproj.clone_from(&self.mmproj);
+        options.gpu_layers = self.gpu_layers;
+        options.cpu_moe_layers = self.cpu_moe_layers;
+        options.n_ctx = self.ctx;
+        options.kv_type = self.kv_type.map(KvType::from);
+        options.kv_budget = match self.kv_budget {
+            KvBudget::Auto => None,
+            KvBudget::Bytes(bytes) => Some(bytes),
+        };
+        options.chunk = self.chunk;
+        options.deterministic = self.deterministic;
+        options.memory = self.memory;
+        options
     }
 }
 

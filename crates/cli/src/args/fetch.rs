@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use ingle::{HubOptions, ProxyChoice, Verify};
 
 use super::FileOrText;
 
@@ -102,50 +103,56 @@ pub struct FetchArgs {
     pub catalog: Option<PathBuf>,
 }
 
+impl VerifyArgs {
+    /// The checks of these flags.
+    ///
+    /// # Errors
+    /// The key cannot be read.
+    pub fn verify(&self) -> anyhow::Result<Verify> {
+        let key = self.verify_key.as_ref().map(FileOrText::public_key).transpose()?;
+        Ok(Verify { key, checksums: self.check })
+    }
+}
+
 impl FetchArgs {
-    /// The cache folders: of the flags, else of the environment, else of the system.
-    pub fn cache(&self) -> hub::Result<hub::Cache> {
-        hub::Cache::resolve(self.cache.clone(), self.hf_cache.clone())
+    /// The options of fetching.
+    ///
+    /// # Errors
+    /// The token is malformed.
+    pub fn hub(&self) -> hub::Result<HubOptions> {
+        let mut options = HubOptions::default();
+        options.cache.clone_from(&self.cache);
+        options.hf_cache.clone_from(&self.hf_cache);
+        options.ollama_models.clone_from(&self.ollama_models);
+        options.lmstudio_models.clone_from(&self.lmstudio_models);
+        options.image_encoders = !self.no_mmproj;
+        options.offline = self.offline;
+        options.endpoint.clone_from(&self.endpoint);
+        options.token = self.token.as_deref().map(hub::Token::new).transpose()?;
+        options.proxy = match self.proxy.as_deref() {
+            Some("none") => ProxyChoice::Direct,
+            Some(address) => ProxyChoice::Address(address.to_owned()),
+            None => ProxyChoice::Environment,
+        };
+        options.certificates.clone_from(&self.ca_file);
+        options.python.clone_from(&self.python);
+        options.pip_arguments.clone_from(&self.pip_arg);
+        options.catalog.clone_from(&self.catalog);
+        Ok(options)
     }
 
-    /// The path of a model, which is fetched if needed. A reference that is a path needs no cache
-    /// folder.
-    pub fn place(
-        &self,
-        reference: &hub::ModelRef,
-        options: &hub::Options,
-        progress: &mut dyn hub::Progress,
-    ) -> hub::Result<PathBuf> {
-        hub::find_outside(reference, options)
-            .unwrap_or_else(|| hub::fetch(reference, &self.cache()?, options, progress))
+    /// The cache folders: of the flags, else of the environment, else of the system.
+    pub fn cache(&self) -> hub::Result<hub::Cache> {
+        self.hub()?.cache()
     }
 
     /// The catalog file that a flag names, if one does.
     pub fn catalog(&self) -> hub::Result<Option<hub::Catalog>> {
-        self.catalog.as_deref().map(hub::Catalog::load).transpose()
+        self.hub()?.catalog()
     }
 
     /// The options of fetching: flags override the environment.
     pub fn options(&self) -> hub::Result<hub::Options> {
-        let mut options = hub::Options::from_env()?;
-        if let Some(endpoint) = &self.endpoint {
-            options.endpoint.clone_from(endpoint);
-        }
-        if let Some(token) = &self.token {
-            options.token = Some(hub::Token::new(token)?);
-        }
-        match self.proxy.as_deref() {
-            Some("none") => options.proxy = hub::ProxyChoice::Direct,
-            Some(address) => options.proxy = hub::ProxyChoice::Address(address.to_owned()),
-            None => {}
-        }
-        options.certificates = self.ca_file.clone().or(options.certificates);
-        options.python = self.python.clone().or(options.python);
-        options.pip_arguments.clone_from(&self.pip_arg);
-        options.catalog = self.catalog()?;
-        options.stores = hub::Stores::resolve(self.ollama_models.clone(), self.lmstudio_models.clone());
-        options.offline |= self.offline;
-        options.towers = !self.no_mmproj;
-        Ok(options)
+        self.hub()?.resolve()
     }
 }

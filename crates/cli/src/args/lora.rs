@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::TypedValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use ingle::AdapterSource;
 
 use super::names::os_string;
 
@@ -38,6 +39,20 @@ pub struct Lora {
     pub name: String,
     pub path: PathBuf,
     pub factor: f32,
+}
+
+impl Lora {
+    /// The adapter for the library.
+    pub fn source(&self) -> AdapterSource {
+        AdapterSource::new(&self.name, &self.path).with_factor(self.factor)
+    }
+}
+
+impl LoraArgs {
+    /// The adapters for the library.
+    pub fn sources(&self) -> Vec<AdapterSource> {
+        self.lora.iter().map(Lora::source).collect()
+    }
 }
 
 /// Parses `NAME=PATH[:SCALE]`.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::Context;
+use ingle::{ModelSource, PublicKey};
 
 /// A model as it was typed: a name, or a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +17,12 @@ impl ModelName {
     /// # Errors
     /// The name is empty, or the text after its prefix is malformed.
     pub fn reference(&self) -> hub::Result<hub::ModelRef> {
-        hub::ModelRef::parse_os(&self.0)
+        self.source().reference()
+    }
+
+    /// The name for the library.
+    pub fn source(&self) -> ModelSource {
+        self.0.clone().into()
     }
 }
 
@@ -65,6 +71,20 @@ impl FileOrText {
     /// The argument is not UTF-8.
     pub fn text(&self) -> anyhow::Result<&str> {
         self.0.to_str().with_context(|| format!("found {:?}, which is neither a file nor UTF-8", self.0))
+    }
+
+    /// The argument as a public key: a file of 32 bytes, or 64 hexadecimal digits.
+    ///
+    /// # Errors
+    /// The file cannot be read, or the argument is no key.
+    pub fn public_key(&self) -> anyhow::Result<PublicKey> {
+        let text = self.text().unwrap_or_default();
+        let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
+        let Some(digits) = digits.filter(|digits| digits.len() == 64) else {
+            return Ok(PublicKey::read(self.path())?);
+        };
+        let bytes: [u8; 32] = std::array::from_fn(|i| digits[2 * i] << 4 | digits[2 * i + 1]);
+        PublicKey::from_bytes(&bytes).with_context(|| format!("{text} is not an ed25519 public key"))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Flags about speculation.
 
 use clap::{Args, ValueEnum};
+use ingle::LoadOptions;
 
 use super::ModelName;
 
@@ -44,6 +45,18 @@ impl SpeculateArgs {
     /// True if a draft model or the model's own layer drafts tokens.
     fn has_model(&self) -> bool {
         self.mtp || self.draft_model.is_some()
+    }
+
+    /// Sets the options about draft tokens; `default` is the mode without flags.
+    ///
+    /// # Errors
+    /// The errors of [`Self::speculate`].
+    pub fn set(&self, options: &mut LoadOptions, default: SpeculateName) -> anyhow::Result<()> {
+        options.speculate = self.speculate(default)?;
+        options.max_draft = self.draft_max;
+        options.mtp = self.mtp;
+        options.draft_model = self.draft_model.as_ref().map(ModelName::source);
+        Ok(())
     }
 
     /// The mode of the flags, or `default`.

@@ -197,16 +197,16 @@ impl Bench {
             "--arriving needs sequences that generate, but -n is {:?}",
             self.n_gen
         );
-        let model = Arc::new(load::guessing(load::open(&self.model)?, &self.speculate)?);
-        let device = load::device_for(&self.model.load, &model)?;
+        let mut options = self.model.options()?;
+        self.speculate.set(&mut options, SpeculateName::Off)?;
+        let model = Arc::new(load::open(&self.model.model, &options)?);
+        let device = load::device_for(&model, &options)?;
         let watch = Watch::begin(device.as_ref());
-        let mut options = load::options(&self.model.load);
-        let page_len = options.page_len.unwrap_or(device.page_len());
+        let page_len = device.page_len();
         let needed = batches.iter().map(|batch| batch.n_positions(page_len)).max().unwrap_or(0);
         options.n_ctx = Some(options.n_ctx.unwrap_or(needed).max(needed));
-        options.n_sequences = batches.iter().map(Batch::n_sequences).max().unwrap_or(1);
-        let mut engine =
-            load::engine(model, &device, &self.model, options, &self.speculate, SpeculateName::Off)?;
+        options.n_sequences = Some(batches.iter().map(Batch::n_sequences).max().unwrap_or(1));
+        let mut engine = load::engine(model, &device, &options)?;
         let n_prompt = self.n_prompt.iter().copied().max().unwrap_or(1);
         let tokens = load::arbitrary_tokens(n_prompt, engine.model().n_vocab());
         load::validate(&mut engine, &self.prefill, &tokens)?;
@@ -231,15 +231,14 @@ impl Bench {
         }
         tests.retain(|t| t.n_prompt + t.n_gen > 0);
         anyhow::ensure!(!tests.is_empty(), "nothing to measure: -p or -n must be above 0");
-        let model = Arc::new(load::guessing(load::open(&self.model)?, &self.speculate)?);
-        let device = load::device_for(&self.model.load, &model)?;
+        let mut options = self.model.options()?;
+        self.speculate.set(&mut options, SpeculateName::Off)?;
+        let model = Arc::new(load::open(&self.model.model, &options)?);
+        let device = load::device_for(&model, &options)?;
         let watch = Watch::begin(device.as_ref());
-        let mut options = load::options(&self.model.load);
         let needed = tests.iter().map(Test::n_positions).max().unwrap_or(0);
         options.n_ctx = Some(options.n_ctx.unwrap_or(needed).max(needed));
-        let (model_args, speculate) = (&self.model, &self.speculate);
-        let mut engine =
-            load::engine(model.clone(), &device, model_args, options, speculate, SpeculateName::Off)?;
+        let mut engine = load::engine(model.clone(), &device, &options)?;
         let n_prompt = tests.iter().map(|t| t.n_depth + t.n_prompt.max(1)).max().unwrap_or(1);
         load::validate(&mut engine, &self.prefill, &load::arbitrary_tokens(n_prompt, model.n_vocab()))?;
         for test in &tests {

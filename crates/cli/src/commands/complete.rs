@@ -83,10 +83,17 @@ impl Complete {
     pub fn run(self) -> anyhow::Result<()> {
         let prompt = self.text()?;
         generate::check(&self.sampling)?;
-        let model = load::open_adapted(&self.model, &self.adapters.lora)?;
-        let model = Arc::new(load::guessing(model, &self.speculate)?);
+        let mut options = self.model.options()?;
+        options.adapters = self.adapters.lora.sources();
+        self.speculate.set(&mut options, SpeculateName::Auto)?;
+        let model = Arc::new(load::open(&self.model.model, &options)?);
         let constraint = self.grammar.constraint(&model)?;
-        let device = load::device_for(&self.model.load, &model)?;
+        let sampling = generate::sampling(&self.sampling, model.sampling());
+        let may_guess = self.speculate.allows(&sampling, self.model.load.deterministic);
+        if !may_guess {
+            options.speculate = self.speculate.speculate(SpeculateName::Off)?;
+        }
+        let device = load::device_for(&model, &options)?;
         let tokens = || {
             // The tokenizer is loaded even for token ids: it decodes the answer.
             Ok(match (&self.tokens, model.tokenizer()?) {
@@ -94,12 +101,7 @@ impl Complete {
                 (None, _) => model.need_tokenizer()?.encode_with_bos(&prompt, Specials::Parse)?,
             })
         };
-        let options = load::options(&self.model.load);
-        let (model_args, speculate) = (&self.model, &self.speculate);
-        let sampling = generate::sampling(&self.sampling, model.sampling());
-        let may_guess = speculate.allows(&sampling, self.model.load.deterministic);
-        let default = if may_guess { SpeculateName::Auto } else { SpeculateName::Off };
-        let engine = || load::engine(model.clone(), &device, model_args, options, speculate, default);
+        let engine = || load::engine(model.clone(), &device, &options);
         let (mut engine, tokens) = load::both(engine, tokens)?;
         let adapter = load::chosen_adapter(&self.adapters)?;
         engine.set_scored_adapter(adapter.as_deref())?;

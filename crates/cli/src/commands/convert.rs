@@ -14,10 +14,12 @@ use weights::{Access, Checkpoint, Naming};
 
 use crate::args::{FetchArgs, ModelName, VerifyArgs};
 use crate::load;
-use crate::mmproj;
 use crate::output::{self, Style, Table};
 use crate::progress::Bar;
 use crate::tell::tell;
+
+/// Prefix of the name of a written image encoder.
+const TOWER_PREFIX: &str = "mmproj-";
 
 /// Convert a model to a .base or GGUF file
 #[derive(Args)]
@@ -111,7 +113,7 @@ impl Convert {
         };
         let tower_file = self.output.with_file_name(format!(
             "{}{}",
-            mmproj::PREFIX,
+            TOWER_PREFIX,
             self.output.file_name().unwrap_or_default().to_string_lossy()
         ));
         if tower.is_some() && tower_file.exists() && !self.force {

@@ -2,8 +2,7 @@
 //! report.
 
 use clap::Args;
-
-use crate::devices;
+use ingle::device::cuda;
 
 /// Compare every CUDA kernel with the reference interpreter, and print a report
 #[derive(Args)]
@@ -19,7 +18,7 @@ impl CudaSelftest {
         use crate::output;
         use device::{Device, Peaks};
         use device_cuda::selftest;
-        let device = devices::cuda::device(0)?;
+        let device = cuda::device(0)?;
         let facts = device.context().facts();
         let memory = device.memory();
         let Peaks { read_bytes_per_second, .. } = device.peaks();
@@ -54,6 +53,6 @@ impl CudaSelftest {
 
     #[cfg(not(any(target_os = "linux", target_os = "windows")))]
     pub fn run(self) -> anyhow::Result<()> {
-        devices::cuda::device(0).map(|_| ())
+        Ok(cuda::device(0).map(|_| ())?)
     }
 }

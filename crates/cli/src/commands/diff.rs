@@ -8,7 +8,7 @@ use text::Specials;
 
 use crate::args::{DeviceArgs, DeviceName, ModelArgs};
 use crate::output::{Style, Table};
-use crate::{devices, load, output};
+use crate::{load, output};
 
 /// Run a prompt on two devices and name the first command whose result differs
 #[derive(Args)]
@@ -68,17 +68,18 @@ impl Diff {
             if self.between.contains(&DeviceName::Cuda) { DeviceName::Cuda } else { DeviceName::Reference };
         let device = |name| {
             let gpus = if name == of_gpus { args.gpus.clone() } else { Vec::new() };
-            devices::device(&DeviceArgs { device: name, gpus, ..args.clone() })
+            load::device(&DeviceArgs { device: name, gpus, ..args.clone() }.options())
         };
         let (a, b) = (device(first)?, device(second)?);
-        let model = Arc::new(load::open(&self.model)?);
+        let options = self.model.options()?;
+        let model = Arc::new(load::open(&self.model.model, &options)?);
         let tokens = match &self.tokens {
             Some(tokens) => tokens.clone(),
             None => model.need_tokenizer()?.encode_with_bos(&self.prompt, Specials::Parse)?,
         };
         let mut found = Vec::new();
         let mut first_apart = None;
-        engine::diff(&model, [&a, &b], &load::options(&self.model.load), &tokens, &mut |value| {
+        engine::diff(&model, [&a, &b], &options.engine_options(), &tokens, &mut |value| {
             let is_apart = value.rms.is_nan() || value.rms > self.bound;
             if is_apart && first_apart.is_none() {
                 first_apart = Some(found.len());

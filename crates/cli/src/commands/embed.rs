@@ -57,7 +57,6 @@ pub struct Embed {
 
 impl Embed {
     pub fn run(self) -> anyhow::Result<()> {
-        let args = &self.model.load;
         if self.prefill.validate_prefill || load::prefill(&self.prefill) == Prefill::PerToken {
             bail!(
                 "--prefill per-token and --validate-prefill do not apply: an embedding needs the whole text at once"
@@ -67,9 +66,10 @@ impl Embed {
             return self.embed_tokens(tokens);
         }
         let texts = self.texts()?;
-        let model = Arc::new(load::open(&self.model)?);
-        let device = load::device_for(args, &model)?;
-        let mut embedder = Embedder::new(model, &device, &load::options(args))?;
+        let options = self.model.options()?;
+        let model = Arc::new(load::open(&self.model.model, &options)?);
+        let device = load::device_for(&model, &options)?;
+        let mut embedder = Embedder::new(model, &device, &options.engine_options())?;
         let found = embedder.embed(&texts)?;
         for index in &found.truncated {
             tell!(
@@ -90,11 +90,11 @@ impl Embed {
 
     /// Prints the embeddings of token ids.
     fn embed_tokens(&self, tokens: &[u32]) -> anyhow::Result<()> {
-        let model = Arc::new(load::open(&self.model)?);
-        let device = load::device_for(&self.model.load, &model)?;
-        let options = load::options(&self.model.load);
+        let options = self.model.options()?;
+        let model = Arc::new(load::open(&self.model.model, &options)?);
+        let device = load::device_for(&model, &options)?;
         let new = if self.hidden { Embedder::of_states } else { Embedder::new };
-        let mut embedder = new(model, &device, &options)?;
+        let mut embedder = new(model, &device, &options.engine_options())?;
         let n_dims = embedder.n_dims();
         let found = embedder.embed_tokens(&[tokens])?.vectors.concat();
         if self.json {

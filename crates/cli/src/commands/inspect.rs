@@ -5,8 +5,8 @@ use serde_json::json;
 use weights::{Array, Checkpoint, Value};
 
 use crate::args::{DeviceArgs, FetchArgs, ModelName, VerifyArgs};
+use crate::load;
 use crate::output::{self, Style, Table};
-use crate::{devices, load};
 
 /// Show a model file: metadata, tensors, architecture
 #[derive(Args)]
@@ -54,7 +54,7 @@ pub struct Inspect {
 impl Inspect {
     pub fn run(self) -> anyhow::Result<()> {
         let path = load::fetch(&self.model, &self.fetch)?;
-        let access = load::access(&self.device);
+        let access = self.device.access();
         let checkpoint = load::open_checkpoint(&path, access, &self.verify)?;
         let renamed = model::from_base(&checkpoint)?;
         let checkpoint = renamed.unwrap_or(checkpoint);
@@ -90,7 +90,7 @@ impl Inspect {
             output::print_line(&format!("unused tensor: {name}"))?;
         }
         if self.plan {
-            let device = devices::device(&self.device)?;
+            let device = load::device(&self.device.options())?;
             for (name, plan) in plans(&spec, &checkpoint)? {
                 let fused = device_lower::fusion::fuse(&plan, device.fusion());
                 output::print_line(&format!("{name}: {} ops\n\n{plan}", plan.nodes.len()))?;
@@ -144,7 +144,7 @@ impl Inspect {
                 all["description"] = spec.to_string().into();
                 all["unused_tensors"] = spec.unused_tensors.clone().into();
                 if self.plan {
-                    let device = devices::device(&self.device)?;
+                    let device = load::device(&self.device.options())?;
                     for (name, plan) in plans(&spec, checkpoint)? {
                         let fused = device_lower::fusion::fuse(&plan, device.fusion());
                         all[name] = plan.to_string().lines().collect::<Vec<_>>().into();

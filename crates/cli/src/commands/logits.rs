@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use engine::Engine;
 use serde_json::json;
 use text::Specials;
 
@@ -63,8 +62,10 @@ impl Logits {
                     .context("found no text, expected --prompt, --tokens or a text on stdin")?,
             ),
         };
-        let model = Arc::new(load::open_adapted(&self.model, &self.adapters.lora)?);
-        let device = load::device_for(&self.model.load, &model)?;
+        let mut options = self.model.options()?;
+        options.adapters = self.adapters.lora.sources();
+        let model = Arc::new(load::open(&self.model.model, &options)?);
+        let device = load::device_for(&model, &options)?;
         let images = load::images(&model, &self.image)?;
         let tokens = match (&prompt, self.tokens) {
             (Some(text), _) if !images.is_empty() => {
@@ -74,9 +75,7 @@ impl Logits {
             (Some(text), _) => model.need_tokenizer()?.encode_with_bos(text, Specials::Parse)?,
             (None, tokens) => tokens.unwrap_or_default(),
         };
-        let mut options = load::options(&self.model.load);
-        options.n_outputs = Some(load::SCORED_ROWS);
-        let mut engine = Engine::new(model.clone(), &device, &options)?;
+        let mut engine = load::scoring_engine(&model, &device, &options)?;
         let adapter = load::chosen_adapter(&self.adapters)?;
         engine.set_scored_adapter(adapter.as_deref())?;
         if images.is_empty() {

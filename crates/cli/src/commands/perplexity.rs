@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use engine::Engine;
 use text::Specials;
 
 use crate::args::{ModelArgs, PrefillArgs};
@@ -42,14 +41,13 @@ pub struct Perplexity {
 impl Perplexity {
     pub fn run(self) -> anyhow::Result<()> {
         let text = if self.file.as_os_str() == "-" { input::all()? } else { input::file(&self.file)? };
-        let model = Arc::new(load::open(&self.model)?);
-        let device = load::device_for(&self.model.load, &model)?;
+        let options = self.model.options()?;
+        let model = Arc::new(load::open(&self.model.model, &options)?);
+        let device = load::device_for(&model, &options)?;
         let tokenizer = model.need_tokenizer()?;
         let tokens = tokenizer.encode(&text, Specials::Literal)?;
         let bos = tokenizer.encode_with_bos("", Specials::Literal)?.first().copied();
-        let mut options = load::options(&self.model.load);
-        options.n_outputs = Some(load::SCORED_ROWS);
-        let mut engine = Engine::new(model.clone(), &device, &options)?;
+        let mut engine = load::scoring_engine(&model, &device, &options)?;
         let n_checked = tokens.len().min(engine.limits().n_ctx);
         load::validate(&mut engine, &self.prefill, &tokens[..n_checked])?;
         let prefill = load::prefill(&self.prefill);

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use clap::Args;
-use engine::{Governor, LoadOptions, MemoryReport, Speculate};
+use engine::{Governor, MemoryReport, Speculate};
+use ingle::direct::EngineOptions;
 
 use crate::args::{ModelArgs, SpeculateArgs, SpeculateName};
 use crate::tell::tell;
@@ -29,23 +30,24 @@ pub struct Plan {
 
 impl Plan {
     pub fn run(self) -> anyhow::Result<()> {
-        let model = load::guessing(load::open(&self.model)?, &self.speculate)?;
-        let device = load::device_for(&self.model.load, &model)?;
         // `ingle run` loads a model with these options, too.
-        let options = load::options(&self.model.load);
-        let options = load::speculating(options, &self.speculate, SpeculateName::Auto)?;
+        let mut options = self.model.options()?;
+        self.speculate.set(&mut options, SpeculateName::Auto)?;
+        let model = load::open(&self.model.model, &options)?;
+        let device = load::device_for(&model, &options)?;
         let governor = Governor::of(platform::system_source(), self.model.load.memory);
         governor.observe(Instant::now());
-        let options = LoadOptions { governor: Some(governor), ..options };
-        let report = engine::plan_memory(&model, device.as_ref(), &options)?;
+        let of_engine = EngineOptions { governor: Some(governor), ..options.engine_options() };
+        let report = engine::plan_memory(&model, device.as_ref(), &of_engine)?;
         self.print(&report)?;
-        if let Some(chosen) = load::default_kv_type(&self.model.load, device.as_ref(), &model) {
+        if let Some(chosen) = ingle::direct::default_kv_type(&model, device.as_ref(), &options) {
             tell!("{chosen}");
         }
         if let Some(name) = &self.speculate.draft_model {
-            let draft = load::open(&ModelArgs { model: name.clone(), ..self.model.clone() })?;
-            let options = LoadOptions { n_ctx: Some(report.n_ctx), speculate: Speculate::Off, ..options };
-            self.print(&engine::plan_memory(&draft, device.as_ref(), &options)?)?;
+            let draft = load::open(name, &options.for_draft_model())?;
+            let n_ctx = Some(report.n_ctx);
+            let of_draft = EngineOptions { n_ctx, speculate: Speculate::Off, ..of_engine };
+            self.print(&engine::plan_memory(&draft, device.as_ref(), &of_draft)?)?;
         }
         Ok(())
     }

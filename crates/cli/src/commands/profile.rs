@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use device::CommandInfo;
-use engine::{Engine, Event, FinishReason, LoadOptions, Request, SamplingParams, StepTimings};
+use engine::{Engine, Event, FinishReason, Request, SamplingParams, StepTimings};
 use serde_json::json;
 
 use crate::args::{ModelArgs, PrefillArgs};
@@ -71,12 +71,13 @@ struct Sum {
 
 impl Profile {
     pub fn run(self) -> anyhow::Result<()> {
-        let model = Arc::new(load::open(&self.model)?);
-        let device = load::device_for(&self.model.load, &model)?;
+        let mut options = self.model.options()?;
+        options.n_sequences = Some(self.parallel);
+        let model = Arc::new(load::open(&self.model.model, &options)?);
+        let device = load::device_for(&model, &options)?;
         let n_vocab = model.n_vocab();
         anyhow::ensure!(self.parallel > 0, "--parallel needs at least one sequence");
-        let options = LoadOptions { n_sequences: self.parallel, ..load::options(&self.model.load) };
-        let mut engine = Engine::new(model, &device, &options)?;
+        let mut engine = Engine::new(model, &device, &options.engine_options())?;
         load::validate(&mut engine, &self.prefill, &load::arbitrary_tokens(self.n_prompt.max(1), n_vocab))?;
         let request = |n_prompt: usize, n_gen: usize| Request {
             sampling: SamplingParams::greedy(),

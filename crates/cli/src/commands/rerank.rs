@@ -57,9 +57,10 @@ impl Rerank {
                 "found no document, expected one as an argument or on stdin"
             );
         }
-        let model = Arc::new(load::open(&self.model)?);
-        let device = load::device_for(&self.model.load, &model)?;
-        let mut embedder = Embedder::new(model, &device, &load::options(&self.model.load))?;
+        let options = self.model.options()?;
+        let model = Arc::new(load::open(&self.model.model, &options)?);
+        let device = load::device_for(&model, &options)?;
+        let mut embedder = Embedder::new(model, &device, &options.engine_options())?;
         let pairs = match &self.query {
             Some(query) => {
                 let pair = |document: &String| embedder.tokenize_pair(query, document);

@@ -124,23 +124,22 @@ impl Run {
         if let Some(url) = &self.server {
             return self.remote(url)?.converse(prompt, self.json, &history);
         }
-        let model = load::open_adapted(&self.model, &self.adapters.lora)?;
-        let model = Arc::new(load::guessing(model, &self.speculate)?);
+        let mut options = self.model.options()?;
+        options.adapters = self.adapters.lora.sources();
+        self.speculate.set(&mut options, SpeculateName::Auto)?;
+        let model = Arc::new(load::open(&self.model.model, &options)?);
         let adapter = load::chosen_adapter(&self.adapters)?;
         anyhow::ensure!(
             adapter.is_none() || self.prompt_cache.prompt_cache.is_none(),
             "a prompt cache holds keys and values of the model without adapters; leave out --lora or --prompt-cache"
         );
         let constraint = self.grammar.constraint(&model)?;
-        let device = load::device_for(&self.model.load, &model)?;
-        let options = load::options(&self.model.load);
+        let device = load::device_for(&model, &options)?;
         let dialogue = || {
             model.need_tokenizer()?.prepare();
             self.dialogue(&model)
         };
-        let (model_args, speculate) = (&self.model, &self.speculate);
-        let engine =
-            || load::engine(model.clone(), &device, model_args, options, speculate, SpeculateName::Auto);
+        let engine = || load::engine(model.clone(), &device, &options);
         let (mut engine, dialogue) = load::both(engine, dialogue)?;
         let mut cache = self.prompt_cache.open(&mut engine)?;
         let mut session = Session {

@@ -23,7 +23,7 @@ use self::config::ModelConfig;
 use self::gate::GateArgs;
 use self::sampling::DefaultSamplingArgs;
 use crate::args::{FetchArgs, LoadArgs, Lora, LoraArgs, ModelArgs, ModelName, VerifyArgs};
-use crate::{devices, load, output, tell};
+use crate::{load, output, tell};
 
 /// The heading of flags about requests, in the help.
 const LIMITS: &str = "Requests";
@@ -279,8 +279,9 @@ impl Serve {
             verify: self.verify.clone(),
             load: config.load_args(&self.load),
         };
-        let lora = LoraArgs { lora: self.adapters_of(name) };
-        let opened = load::open_adapted(&model, &lora)?;
+        let mut loading = model.options()?;
+        loading.adapters = self.adapters_of(name).iter().map(Lora::source).collect();
+        let opened = load::open(&model.model, &loading)?;
         let writes_text = opened.spec().encoder.is_none() && opened.embedding().is_err();
         let guesses = self.mtp && writes_text;
         let opened: Arc<Model> = Arc::new(if guesses { opened.predicting()? } else { opened });
@@ -292,14 +293,14 @@ impl Serve {
             // Pieces of an answer are not sent faster.
             least_latency: Duration::from_millis(self.stream_interval).mul_f64(LATENCY_STEPS),
             governor: self.governor.clone(),
-            ..load::options(&model.load)
+            ..loading.engine_options()
         };
         anyhow::ensure!(
-            writes_text || lora.lora.is_empty(),
+            writes_text || loading.adapters.is_empty(),
             "{name} generates no text, so it cannot have adapters"
         );
         if opened.spec().encoder.is_some() {
-            let device = devices::device(&model.load.device)?;
+            let device = load::device(&loading.device)?;
             let on_cpu = device.name() == "cpu";
             let options = TranscriberOptions {
                 kv_type: options.kv_type,
@@ -311,7 +312,7 @@ impl Serve {
             let transcriber = Transcriber::new(&opened, &device, &options)?;
             return Ok((Loaded::Speech(Box::new(transcriber)), on_cpu));
         }
-        let device = load::device_for(&model.load, &opened)?;
+        let device = load::device_for(&opened, &loading)?;
         let on_cpu = device.name() == "cpu";
         let turns = on_cpu.then(|| self.turns.clone());
         let options = LoadOptions { turns, ..options };

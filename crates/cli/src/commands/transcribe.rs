@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use engine::{CancelFlag, Model, TokenizerSource};
+use device::KvType;
+use engine::CancelFlag;
+use ingle::LoadOptions;
 use model::WeightType;
 use speech::{
     AudioFeatures, Format, Segment, Summary, Task, TranscribeOptions, Transcriber, TranscriberOptions,
@@ -17,7 +19,7 @@ use speech::{
 use super::generate::Interrupt;
 use crate::args::{DeviceArgs, FetchArgs, KvTypeName, ModelName};
 use crate::tell::tell;
-use crate::{devices, load, output};
+use crate::{load, output};
 
 /// Transcribe speech to text
 #[derive(Args)]
@@ -220,21 +222,17 @@ impl Transcribe {
         for file in self.files.iter().filter(|file| !is_stdin(file)) {
             File::open(file).with_context(|| format!("{}: cannot be opened", file.display()))?;
         }
-        let device = devices::device(&self.device)?;
-        let path = load::fetch(&self.model, &self.fetch)?;
-        let model = Model::from_opened(
-            &path,
-            formats::open(&path, load::access(&self.device))?,
-            &TokenizerSource::Own,
-        )?;
+        let loading = self.loading()?;
+        let device = load::device(&loading.device)?;
+        let model = load::open(&self.model, &loading)?;
         let options = self.options();
         let mut transcriber = Transcriber::new(
             &model,
             &device,
             &TranscriberOptions {
                 n_beams: options.beam_size.max(options.best_of),
-                kv_type: self.running.kv_type.map(load::kv_type),
-                numerics: load::numerics(self.running.deterministic),
+                kv_type: loading.kv_type,
+                numerics: loading.numerics(),
                 weights: match self.running.weight_type {
                     WeightTypeName::AsStored => WeightType::AsStored,
                     WeightTypeName::Q8_0 => WeightType::Q8_0,
@@ -256,6 +254,17 @@ impl Transcribe {
             }
         }
         Ok(())
+    }
+
+    /// The options of loading.
+    fn loading(&self) -> anyhow::Result<LoadOptions> {
+        let mut options = LoadOptions::default();
+        options.hub = self.fetch.hub()?;
+        options.device = self.device.options();
+        options.access = self.device.access();
+        options.kv_type = self.running.kv_type.map(KvType::from);
+        options.deterministic = self.running.deterministic;
+        Ok(options)
     }
 
     /// The path of each file's transcript; `None`: stdout. All paths are different.

@@ -11,7 +11,7 @@ use serde_json::json;
 use weights::Access;
 
 use crate::args::FileOrText;
-use crate::{load, output};
+use crate::output;
 
 /// Verify the checksums of a .base file, and its signature
 #[derive(Args)]
@@ -39,7 +39,7 @@ pub struct Verify {
 
 impl Verify {
     pub fn run(self) -> anyhow::Result<()> {
-        let key = self.key.as_ref().map(load::public_key).transpose()?;
+        let key = self.key.as_ref().map(FileOrText::public_key).transpose()?;
         let file = base::read(&self.file, Access::Map)?;
         if let Some(key) = &key {
             file.verify_signature(key)?;

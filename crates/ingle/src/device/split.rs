@@ -1,4 +1,5 @@
-//! Splitting a model between a GPU and the CPU, by options or because the GPU's memory is too small.
+//! Splitting a model between a GPU and the CPU, by options or because the GPU's memory is too
+//! small.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ const GPU_RESERVE: u64 = 1 << 30;
 const GPU_TURN: Duration = Duration::from_micros(500);
 
 /// The device, or a split of the model between it and the CPU, if options ask for that or if the
-/// GPU's memory is too small, of which a note is made. The CPU runs the experts of the first layers.
+/// GPU's memory is too small. The latter adds a note. The CPU runs the experts of the first layers.
 /// If the experts of all layers are not enough, it also runs the first layers as a whole.
 pub fn split(
     options: &LoadOptions,

@@ -1,6 +1,7 @@
 //! The stages of the report. They print results line by line for the parent process.
 
 use super::MetalSelftest;
+use ingle::device::metal;
 
 #[cfg(target_os = "macos")]
 mod gpu {
@@ -19,7 +20,7 @@ pub(super) fn open(options: &MetalSelftest) -> anyhow::Result<()> {
 
 #[cfg(not(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64"))))]
 pub(super) fn open(options: &MetalSelftest) -> anyhow::Result<()> {
-    crate::devices::metal::apple(options.tensors, options.metal_encoder).map(|_| ())
+    Ok(metal::apple(options.tensors, options.metal_encoder.into()).map(|_| ())?)
 }
 
 /// Runs a stage, starting at an item.
@@ -55,12 +56,12 @@ mod here {
             use device_metal::gpu::EncoderMode;
             use device_metal::gpu::apple::Options;
             if options.emulated {
-                crate::devices::metal::emulated(None)?;
+                metal::emulated(None)?;
             }
-            let cache = keeps.then(crate::devices::metal::cache).transpose()?;
+            let cache = keeps.then(metal::cache).transpose()?;
             let encoder = match variant {
                 Some(Variant::Serial) => EncoderMode::Serial,
-                Some(_) | None => options.metal_encoder.mode(),
+                Some(_) | None => ingle::device::MetalEncoder::from(options.metal_encoder).mode(),
             };
             let any_family = options.compile_only;
             let open = |tensors| TheGpu::new(&Options { cache: cache.clone(), tensors, any_family, encoder });
@@ -81,9 +82,9 @@ mod here {
             // The emulator's archive is its cache, and its dispatches are always in order.
             let _ = (variant, keeps);
             if !options.emulated {
-                crate::devices::metal::apple(options.tensors, options.metal_encoder)?;
+                metal::apple(options.tensors, options.metal_encoder.into())?;
             }
-            let mut settings = Options::new(crate::devices::metal::cache()?);
+            let mut settings = Options::new(metal::cache()?);
             settings.threads = device_cpu::default_threads();
             for replace in &options.replace {
                 let (path, file) = replace.split_once('=').context("expected PATH=FILE")?;

@@ -10,7 +10,6 @@ use runner::{ErrorKind, RequestError, ServedAdapter};
 
 use super::Serve;
 use crate::args::Lora;
-use crate::load;
 
 impl Serve {
     /// Adds the adapters of the command line to the first model.
@@ -62,7 +61,7 @@ impl Serve {
             adapters.iter().map(|(_, lora)| lora).find(|lora| lora.name == name).cloned()
         };
         let lora = self.with_adapters(find).with_context(|| format!("there is no adapter {name}"))?;
-        load::adapter(&lora, load::access(&self.load.device))
+        Ok(ingle::direct::open_adapter(&lora.source(), self.load.device.access())?)
     }
 
     pub(super) fn add_for_client(&self, adapter: ServedAdapter) -> runner::Result<()> {

@@ -3,25 +3,24 @@
 
 use std::path::{Path, PathBuf};
 
-use engine::{Model, TokenizerSource};
+use engine::Model;
 use runner::{ErrorKind, PullProgress, RequestError};
 
 use super::Serve;
-use crate::args::VerifyArgs;
-use crate::{load, mmproj};
+use crate::load;
 
 impl Serve {
     /// Opens a model on this machine to read its metadata.
     pub(super) fn look_into(&self, name: &str) -> anyhow::Result<Model> {
-        let reference = self.config_of(name).source().reference()?;
-        let options = hub::Options { offline: true, ..self.fetch.options()? };
-        let path = self.fetch.place(&reference, &options, &mut hub::Silent)?;
+        let mut options = self.load.options();
+        options.hub = self.fetch.hub()?;
+        options.hub.offline = true;
         // Checksums are compared when the model is loaded; here only the header is read.
-        let verify = VerifyArgs { check: false, ..self.verify.clone() };
-        let checkpoint = load::open_checkpoint(&path, load::access(&self.load.device), &verify)?;
-        let (tower, access) = (self.load.mmproj.as_deref(), load::access(&self.load.device));
-        let checkpoint = mmproj::attach(&path, checkpoint, tower, access)?;
-        Ok(Model::from_opened(&path, checkpoint, &TokenizerSource::Own)?)
+        options.verify.key = self.verify.verify()?.key;
+        let opened =
+            ingle::direct::open(&self.config_of(name).source().source(), &options, &mut hub::Silent)?;
+        load::tell_notes(&opened.notes);
+        Ok(opened.model)
     }
 
     /// True if all models in the cache are served: clients may pull models, or the command line
