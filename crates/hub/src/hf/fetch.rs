@@ -28,7 +28,7 @@ pub(crate) struct Hub<'a> {
     offline: bool,
     towers: bool,
     /// The requested model, for error messages.
-    asked: HubRef,
+    pub(super) asked: HubRef,
 }
 
 /// The files that the hub has for a reference.
@@ -253,11 +253,6 @@ impl<'a> Hub<'a> {
         let (endpoint, repo) = (self.client.endpoint(), &self.asked.repo);
         format!("{endpoint}/{repo}/resolve/{}/{}", names::encode(revision), names::encode_path(file))
     }
-
-    /// The error for a response to a download.
-    pub(super) fn status_error(&self, answer: Answer, file: &str) -> Error {
-        refusal(&self.client, &self.asked, answer, file)
-    }
 }
 
 /// The path of a reference and its commit, if all its files are in the cache.
@@ -280,7 +275,7 @@ pub(crate) fn cached(asked: &HubRef, cache: &Cache) -> Option<(PathBuf, String)>
 ///
 /// `X-Error-Code` separates cases with the same status: without a token, the hub answers 401 for
 /// gated, private and nonexistent repositories.
-fn refusal(client: &Client, asked: &HubRef, answer: Answer, file: &str) -> Error {
+pub(super) fn refusal(client: &Client, asked: &HubRef, answer: Answer, file: &str) -> Error {
     // Only the hub's own responses are about repositories. A 403 of another host means an expired
     // link.
     if !answer.from_hub {
