@@ -30,10 +30,11 @@
 //!
 //! # Stability
 //!
-//! Before version 1.0 a minor version may change anything. Structs of options and enums are
-//! `#[non_exhaustive]`: begin with `default()`, set fields, and expect further variants. The
-//! modules [`device::cuda`] and [`device::metal`] show types of single devices, for self-tests, and
-//! have no promise at all.
+//! Before version 1.0 a minor version may change anything. This crate's structs and enums are
+//! `#[non_exhaustive]`: begin with `default()`, set fields, and expect further variants. Types of
+//! the inner crates, such as [`Request`], gain fields: build them with `..`. The modules
+//! [`device::cuda`] and [`device::metal`] show types of single devices, for self-tests, and may
+//! change with any version.
 #![deny(missing_docs)]
 
 pub mod device;
