@@ -33,9 +33,9 @@ const MAX_WAIT: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// A loaded model, which runs on a thread of its own. Cheap to clone; all clones are the same
 /// model. Requests of several threads run together, as many at once as
-/// [`LoadOptions::n_sequences`]. A model that generates text needs a tokenizer; [`direct`](crate::direct) runs
-/// others. The memory is freed after the last clone and the last answer are
-/// dropped.
+/// [`LoadOptions::n_sequences`]. A model that generates text needs a tokenizer;
+/// [`direct`](crate::direct) runs others. The memory is freed after the last clone and the last
+/// answer are dropped.
 ///
 /// ```
 /// use ingle::{Completion, Generation, LoadOptions, Model, device::DeviceKind};
