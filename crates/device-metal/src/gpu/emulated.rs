@@ -379,9 +379,6 @@ impl Gpu for EmulatedGpu {
         Ok(EmulatedPipeline { lazy, fitted })
     }
 
-    /// The compiler's cache has them.
-    fn keep_pipelines(&self) {}
-
     fn reside(&self, _buffers: &[EmulatedBuffer]) {}
 
     fn submit(&self, encode: &mut dyn FnMut(&mut EmulatedEncoder)) -> Result<EmulatedTicket> {
