@@ -204,8 +204,20 @@ fn the_probe_of_tensor_units() {
     assert!(gpu.facts().has_tensors && refused.is_none(), "{refused:?}");
     let text = kernels::Kernel::of(FILE).text().unwrap();
     for (from, to, expected) in [
-        ("T(x[i])", "T(2.0f * x[i])", "element 0 of a product"),
-        ("DeviceTile left(x", "tensor<device const float, dextents<int, 2>, tensor_inline> left(x", "tensor"),
+        ("= T(memory.w[", "= T(2.0f * memory.w[", "element (0, 0) of product 0 "),
+        (
+            "multiply<half, 64, 32, true, false>(rows",
+            "multiply<half, 64, 32, true, false>(halves",
+            "(1, 0) of product 1 ",
+        ),
+        ("i % n * N + i / n]", "i / n * n + i % n]", "of product 11 "),
+        // An accumulator of halves.
+        ("sums[i] *= 2.0f", "sums[i] = float(half(2.0f * sums[i]))", "of product 0 "),
+        (
+            "typedef DeviceTile Tile",
+            "typedef tensor<device const float, dextents<int, 2>, tensor_inline> Tile",
+            "tensor",
+        ),
     ] {
         assert!(text.contains(from));
         let (gpu, refused) = open(Some(text.replace(from, to)));
