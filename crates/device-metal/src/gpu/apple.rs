@@ -543,6 +543,10 @@ impl MetalGpu for AppleGpu {
         self.compiled().notes.iter().cloned().collect()
     }
 
+    fn is_slowed(&self) -> bool {
+        matches!(machine::thermal_state(), "serious" | "critical")
+    }
+
     fn about(&self) -> Vec<(&'static str, String)> {
         machine::about(&self.device)
     }
