@@ -185,9 +185,6 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// The source does not compile (with the compiler's log), or the kernel has too many threads.
     fn pipeline(&self, kernel: &Self::Kernel) -> Result<Self::Pipeline>;
 
-    /// Saves compiled pipelines for the next start.
-    fn keep_pipelines(&self);
-
     /// Keeps these buffers resident while the result lives.
     fn reside(&self, buffers: &[Self::Buffer]) -> Self::Residency;
 

@@ -489,8 +489,5 @@ impl<G: Gpu> Machine for Replayer<G> {
         }
     }
 
-    fn close(&mut self) {
-        // Includes pipelines that were compiled since the program was loaded.
-        self.gpu.keep_pipelines();
-    }
+    fn close(&mut self) {}
 }

@@ -159,6 +159,11 @@ pub trait MetalGpu: Gpu<Kernel = Request, Facts = Facts> {
         Vec::new()
     }
 
+    /// Returns true if heat slows the GPU down now.
+    fn is_slowed(&self) -> bool {
+        false
+    }
+
     /// Facts about the machine that no choice depends on, for the report.
     fn about(&self) -> Vec<(&'static str, String)> {
         Vec::new()

@@ -16,11 +16,11 @@ pub use ahead::check_ahead;
 pub use bisect::{MakeGpu, Variant, bisect, check_case};
 pub use cases::{further_cases, report_cases};
 pub use decoder::Decoder;
-pub use measure::Effort;
+pub use measure::{Effort, unslowed};
 pub use models::{Shape, model};
 pub use order::Order;
 pub use probes::{Probed, probe};
-pub use sweep::{Judge, Trial, is_confirmed, sweep};
+pub use sweep::{Judge, Progress, Trial, is_confirmed, sweep};
 pub use times::{Measured, Measurement, measurements};
 
 use device::{Op, OpKind, Plan};

@@ -2,6 +2,7 @@
 //! each. This file lists kernels of one device only, with the reason.
 #![allow(clippy::unwrap_used)]
 
+use ingle_device_metal::kernels;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -192,6 +193,35 @@ fn kernels_of_cpu_and_metal_stand_at_the_same_paths() {
 #[test]
 fn every_type_has_kernels() {
     for block in device_testing::block_types() {
-        assert!(ingle_device_metal::kernels::linear_file(block).is_some(), "{block}");
+        assert!(kernels::linear_file(block).is_some(), "{block}");
     }
+}
+
+/// Global types and values begin with a capital letter, and Metal's own with a small one. So a name
+/// that a later Metal adds is not ambiguous here.
+#[test]
+fn global_types_and_values_begin_with_a_capital() {
+    let mut n = 0;
+    for (path, text) in kernels::HEADERS.iter().chain(kernels::FILES) {
+        for line in text.lines() {
+            // The name follows the kind, or ends an alias.
+            let rest = match line.split_once('>') {
+                Some((start, rest)) if start.starts_with("template") => rest.trim_start(),
+                Some(_) | None => line,
+            };
+            let words: Vec<&str> = rest.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+            let name = match words.as_slice() {
+                ["struct" | "enum" | "union" | "using", name, ..] => *name,
+                ["constant", _, name, ..] => *name,
+                ["typedef", ..] => words.iter().rev().find(|word| !word.is_empty()).copied().unwrap_or(""),
+                _ => continue,
+            };
+            if name.is_empty() || name == "namespace" {
+                continue;
+            }
+            n += 1;
+            assert!(name.starts_with(char::is_uppercase), "{path}: {name} in {line}");
+        }
+    }
+    assert!(n > 100, "{n} names");
 }

@@ -443,7 +443,16 @@ fn the_search_goes_over_every_field() {
     let device = device();
     let effort = selftest::Effort { n_tokens: 1, ..selftest::Effort::of(true) };
     let mut tried = std::collections::BTreeSet::new();
-    let mut tell = |trial: &selftest::Trial| {
+    let mut begun = String::new();
+    let mut tell = |progress: selftest::Progress<'_>| {
+        let trial = match progress {
+            selftest::Progress::Begins(trial) => {
+                begun = trial.profile.to_text();
+                return true;
+            }
+            selftest::Progress::Ended(trial) => trial,
+        };
+        assert_eq!(begun, trial.profile.to_text(), "a candidate is named before it runs");
         let runs = !trial.candidate.is_empty() && trial.candidate.iter().all(|rate| *rate > 0.0);
         assert!(runs, "{} does not run: {:?}", trial.field, trial.profile);
         assert_eq!(trial.incumbent.len(), trial.candidate.len(), "runs in turns");

@@ -4,7 +4,8 @@
 #pragma GCC system_header
 
 namespace metal {
-enum memory_order { memory_order_relaxed };
+// Atomics are relaxed; fences may be stronger.
+enum memory_order { memory_order_relaxed, memory_order_seq_cst };
 enum class thread_scope { thread_scope_thread, thread_scope_simdgroup, thread_scope_threadgroup, thread_scope_device };
 template<class T> struct atomic {
     T value;

@@ -65,6 +65,8 @@ struct bfloat {
     // A class that converts to bool, and not to bfloat itself.
     template<class C, metal::enable_if_t<__is_class(C) && __is_convertible(C, bool) && !__is_convertible(C, bfloat), int> = 0>
     constexpr explicit bfloat(C c) : bfloat((float) (bool) c) {}
+    template<class C, metal::enable_if_t<__is_class(C) && __is_convertible(C, bool) && !__is_convertible(C, bfloat), int> = 0>
+    bfloat & operator=(C c) { return *this = bfloat(c); }
     constexpr operator float() const { return __builtin_bit_cast(float, (uint) bits << 16); }
 #ifdef MSL_STRICT
     bfloat(const __constant bfloat & o) : bits(o.bits) {}

@@ -263,6 +263,13 @@ template<class T, int N> struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec : vec_
         for (int i = 0; i < N; i++) r.d[i] = !this->d[i];
         return r;
     }
+    // A braced list of fewer numbers than components; the others are 0.
+    template<class... A> static constexpr vec braced(A... a) {
+        vec r(T(0));
+        int k = 0;
+        (r.put(k, a), ...);
+        return r;
+    }
 
 private:
     template<class A> constexpr void put(int & k, const A & a) { this->d[k++] = (T) a; }

@@ -45,6 +45,7 @@ fn functions_of_bfloat_are_missing() {
     for body in [
         "s = exp(b); s = abs(b); s = min(b, b); s = fma(b, b, b); b = bfloat(sqrt(b));",
         "b = 0; b = b * b; b += 1.0f; b = bfloat(s); s = b;",
+        "struct Yes { operator bool() const { return true; } }; b = Yes();",
     ] {
         assert_eq!(errors(body), None, "{body}");
     }

@@ -165,6 +165,15 @@ unsafe impl Send for AppleGpu {}
 // SAFETY: as above.
 unsafe impl Sync for AppleGpu {}
 
+impl Drop for AppleGpu {
+    /// Leaves no half of a file.
+    fn drop(&mut self) {
+        if let Some(archive) = &self.archive {
+            archive.stop();
+        }
+    }
+}
+
 fn failed(reason: String) -> Error {
     Error::Failed { device: NAME, reason }
 }
@@ -243,8 +252,8 @@ impl AppleGpu {
             alive.request();
             let settled = grown.clone().filter(|archive| idle >= IDLE && archive.is_settled(IDLE));
             if let Some(archive) = settled {
-                // Compiling for the archive takes longer than a beat. Without a thread, the
-                // pipelines are saved at the end.
+                // Compiling for the archive takes longer than a beat. Without a thread, a later
+                // beat tries again.
                 let save = move || archive.save();
                 drop(std::thread::Builder::new().name("metal-archive".to_owned()).spawn(save));
             }
@@ -474,12 +483,6 @@ impl Gpu for AppleGpu {
         Ok(pipeline)
     }
 
-    fn keep_pipelines(&self) {
-        if let Some(archive) = &self.archive {
-            archive.save();
-        }
-    }
-
     /// Needs macOS 15. Before, the system finds the buffers in use at each command buffer.
     fn reside(&self, buffers: &[AppleBuffer]) -> AppleResidency {
         let has_sets = self.device.respondsToSelector(sel!(newResidencySetWithDescriptor:error:));
@@ -538,6 +541,10 @@ impl MetalGpu for AppleGpu {
 
     fn notes(&self) -> Vec<String> {
         self.compiled().notes.iter().cloned().collect()
+    }
+
+    fn is_slowed(&self) -> bool {
+        matches!(machine::thermal_state(), "serious" | "critical")
     }
 
     fn about(&self) -> Vec<(&'static str, String)> {

@@ -7,21 +7,24 @@
 //! overwrites memory that a step in flight still reads, the results differ. What faults is an error
 //! of the step.
 
+mod work;
+
 use super::{
-    Common, Constant, Dispatch, Encoder, Facts, Fitted, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH, Unlimited,
+    Common, Constant, Encoder, Facts, Fitted, Gpu, Memory, MetalGpu, Request, SIMD_WIDTH, Unlimited,
 };
 use crate::kernels::{self, Kernel};
 use device::{Error, Result};
 use device_gpu::at_once::Libraries;
 use device_gpu::step_cost::MOST_OPS;
-use device_lower::table::{Location, Operand};
 use metal_emulator as emulator;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use weights::Bytes;
+pub use work::{EmulatedEncoder, EmulatedTicket, Traced};
+use work::{Queue, Submitted, Work};
 
 /// The name on the command line.
 const NAME: &str = "metal-emulated";
@@ -128,23 +131,6 @@ impl EmulatedPipeline {
     }
 }
 
-/// The trace of a dispatch.
-#[derive(Clone, Debug)]
-pub struct Traced {
-    /// The kernel's file.
-    pub file: &'static str,
-    /// The kernel's function.
-    pub function: String,
-    /// Threadgroups of the grid.
-    pub threadgroups: [u32; 3],
-    /// True if a barrier precedes it.
-    pub after_barrier: bool,
-    /// True if it is the first of its command buffer.
-    pub is_first: bool,
-    /// Memory accesses and operations of the dispatch.
-    pub counters: emulator::Counters,
-}
-
 /// A function and its constants.
 type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
 
@@ -210,86 +196,6 @@ pub struct EmulatedGpu {
     trace: Arc<Mutex<Option<Vec<Traced>>>>,
     /// Submitted work that has not run yet.
     queue: Queue,
-}
-
-/// Submitted work, in order.
-type Queue = Arc<Mutex<VecDeque<Arc<Submitted>>>>;
-
-/// A dispatch that waits for the end of its group.
-struct Waiting {
-    pipeline: EmulatedPipeline,
-    /// The binding, the address of its buffer.
-    bindings: Vec<(Operand, *const EmulatedBuffer)>,
-    arguments: Vec<u8>,
-    /// Length of threadgroup memory that the encoder has, whether the kernel uses it or not.
-    threadgroup_length: u32,
-    threadgroups: [u32; 3],
-    threads: [u32; 3],
-}
-
-// SAFETY: the addresses are of buffers, which any thread may use. They live until the ticket of the
-// submission is dropped, and the drop runs the rest of the submission.
-unsafe impl Send for Waiting {}
-
-/// A buffer that dispatches reach through addresses.
-struct Reached(*const EmulatedBuffer);
-
-// SAFETY: as of `Waiting`.
-unsafe impl Send for Reached {}
-
-/// The groups of one submission.
-#[derive(Default)]
-pub struct EmulatedEncoder {
-    reached: Vec<Reached>,
-    groups: Vec<Vec<Waiting>>,
-    group: Vec<Waiting>,
-    /// Length of threadgroup memory at index 0, which stays from one dispatch to the next.
-    threadgroup_length: u32,
-}
-
-/// Work on its way.
-struct Work {
-    reached: Vec<Reached>,
-    groups: Vec<Vec<Waiting>>,
-    order: emulator::LaneOrder,
-    run: emulator::RunOptions,
-    watchdog: Option<Duration>,
-    trace: Arc<Mutex<Option<Vec<Traced>>>>,
-}
-
-/// Work, and how it ended.
-struct Submitted {
-    /// `None`: it has run.
-    work: Mutex<Option<Work>>,
-    /// Seconds of the submission, or the error's text.
-    ended: OnceLock<std::result::Result<f64, String>>,
-}
-
-/// Submitted work, which runs when somebody waits for it.
-pub struct EmulatedTicket {
-    submitted: Arc<Submitted>,
-    queue: Queue,
-}
-
-impl EmulatedTicket {
-    /// Runs all submitted work up to this ticket's.
-    fn finish(&self) {
-        // Held while work runs, so that no one else finds the queue empty before.
-        let mut queue = lock(&self.queue);
-        while self.submitted.ended.get().is_none() {
-            let Some(next) = queue.pop_front() else { return };
-            if let Some(work) = lock(&next.work).take() {
-                next.ended.get_or_init(|| work.run());
-            }
-        }
-    }
-}
-
-impl Drop for EmulatedTicket {
-    /// Runs the work, so that its buffers may be freed afterwards.
-    fn drop(&mut self) {
-        self.finish();
-    }
 }
 
 fn failed(error: &dyn std::fmt::Display) -> Error {
@@ -420,130 +326,10 @@ fn file_of(file: &str) -> &'static str {
     kernels::FILES.iter().map(|(path, _)| *path).find(|path| *path == file).unwrap_or("")
 }
 
-impl Work {
-    /// Run all groups up to the first fault, which is given in words, or the seconds.
-    fn run(self) -> std::result::Result<f64, String> {
-        let begun = Instant::now();
-        let mut seconds = 0.0;
-        // SAFETY: as in `dispatch`.
-        let reached = self.reached.iter().map(|Reached(buffer)| unsafe { &(**buffer).buffer });
-        let resources: Vec<_> = reached.map(emulator::Resource::write).collect();
-        let mut is_first = true;
-        for (index, group) in self.groups.iter().enumerate() {
-            for (place, waiting) in self.in_order(group).into_iter().enumerate() {
-                let after_barrier = index > 0 && place == 0;
-                let done = self.dispatch(waiting, &resources, after_barrier, is_first);
-                seconds += done.map_err(|error| match error {
-                    Error::Failed { reason, .. } => reason,
-                    error => error.to_string(),
-                })?;
-                if self.watchdog.is_some_and(|most| seconds > most.as_secs_f64()) {
-                    let function = &waiting.pipeline.lazy.kernel.function;
-                    return Err(format!(
-                        "watchdog: a command buffer of at least {seconds:.1} s on an M1 with 8 cores, \
-                         up to {function}; macOS ends it"
-                    ));
-                }
-                is_first = false;
-            }
-        }
-        Ok(begun.elapsed().as_secs_f64())
-    }
-
-    /// The dispatches of a group in the order that was chosen.
-    fn in_order<'g>(&self, group: &'g [Waiting]) -> Vec<&'g Waiting> {
-        let mut group: Vec<&Waiting> = group.iter().collect();
-        match self.order {
-            emulator::LaneOrder::Forward | emulator::LaneOrder::Random(0) => {}
-            emulator::LaneOrder::Reverse => group.reverse(),
-            emulator::LaneOrder::Random(seed) => {
-                let n = group.len();
-                (1..n).for_each(|i| group.swap(i, (seed as usize).wrapping_mul(2 * i + 1) % (i + 1)));
-            }
-        }
-        group
-    }
-
-    /// Runs a dispatch. Returns the seconds that a slow GPU needs at least.
-    fn dispatch(
-        &self,
-        waiting: &Waiting,
-        resources: &[emulator::Resource],
-        after_barrier: bool,
-        is_first: bool,
-    ) -> Result<f64> {
-        let pipeline = waiting.pipeline.load()?;
-        let bindings: Vec<emulator::Binding> = waiting
-            .bindings
-            .iter()
-            .map(|(binding, buffer)| {
-                // SAFETY: the program's buffers live until the ticket is dropped, and the drop runs
-                // the rest of its submission.
-                let buffer = unsafe { &(**buffer).buffer };
-                let bound = emulator::Binding::new(u32::from(binding.index), buffer);
-                let bound = bound.at(binding.location.offset as usize);
-                if binding.len > 0 { bound.limit(binding.len as usize) } else { bound }
-            })
-            .collect();
-        let bytes = [(0, waiting.arguments.as_slice())];
-        let dispatch = emulator::Dispatch {
-            pipeline,
-            buffers: &bindings,
-            resources,
-            bytes: if waiting.arguments.is_empty() { &[] } else { &bytes },
-            threadgroup_memory: &[(0, waiting.threadgroup_length)],
-            threadgroups: waiting.threadgroups,
-            threads_per_threadgroup: waiting.threads,
-        };
-        let counters = dispatch.run(&self.run).map_err(|fault| {
-            let is_memory = matches!(fault.kind, emulator::FaultKind::TooMuchThreadgroupMemory { .. });
-            let length = format!("; {} of them by the encoder's length", waiting.threadgroup_length);
-            failed(&format!("{fault}{}", if is_memory { length.as_str() } else { "" }))
-        })?;
-        let seconds = counters.seconds();
-        if let Some(trace) = lock(&self.trace).as_mut() {
-            let Kernel { file, function } = waiting.pipeline.lazy.kernel.clone();
-            let threadgroups = waiting.threadgroups;
-            trace.push(Traced { file, function, threadgroups, after_barrier, is_first, counters });
-        }
-        Ok(seconds)
-    }
-}
-
 impl super::Residency<EmulatedGpu> for () {
     fn add(&mut self, _buffer: &EmulatedBuffer) {}
 
     fn remove(&mut self, _buffer: &EmulatedBuffer) {}
-}
-
-impl Encoder<EmulatedGpu> for EmulatedEncoder {
-    fn reach(&mut self, buffer: &EmulatedBuffer) {
-        self.reached.push(Reached(buffer));
-    }
-
-    fn dispatch(&mut self, dispatch: &Dispatch<'_, EmulatedGpu>, buffers: &[EmulatedBuffer]) {
-        let bound = |operand: &Operand| {
-            let (offset, len) = dispatch.bytes_of(operand);
-            let location = Location { offset, ..operand.location };
-            let buffer = buffers.get(location.buffer as usize)?;
-            Some((Operand { location, len, ..*operand }, &raw const *buffer))
-        };
-        let (threadgroups, threads) = dispatch.pipeline.fitted.grid(dispatch.threadgroups, dispatch.threads);
-        let set = super::threadgroup_length(self.threadgroup_length, dispatch.threadgroup_bytes);
-        self.threadgroup_length = set.unwrap_or(self.threadgroup_length);
-        self.group.push(Waiting {
-            pipeline: dispatch.pipeline.clone(),
-            bindings: dispatch.operands.iter().filter_map(bound).collect(),
-            arguments: dispatch.arguments.to_vec(),
-            threadgroup_length: self.threadgroup_length,
-            threadgroups,
-            threads,
-        });
-    }
-
-    fn barrier(&mut self) {
-        self.groups.push(std::mem::take(&mut self.group));
-    }
 }
 
 impl Gpu for EmulatedGpu {
@@ -592,9 +378,6 @@ impl Gpu for EmulatedGpu {
         }
         Ok(EmulatedPipeline { lazy, fitted })
     }
-
-    /// The compiler's cache has them.
-    fn keep_pipelines(&self) {}
 
     fn reside(&self, _buffers: &[EmulatedBuffer]) {}
 

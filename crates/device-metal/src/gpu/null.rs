@@ -189,8 +189,6 @@ impl Gpu for NullGpu {
         Ok(recorded.clone())
     }
 
-    fn keep_pipelines(&self) {}
-
     fn reside(&self, _buffers: &[HostBuffer]) {}
 
     fn submit(&self, encode: &mut dyn FnMut(&mut Counter)) -> Result<()> {

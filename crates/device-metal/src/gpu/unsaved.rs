@@ -40,6 +40,11 @@ impl<T> Unsaved<T> {
         is_quiet && !lock(&self.things).is_empty()
     }
 
+    /// Waits until no thread writes.
+    pub fn wait(&self) {
+        drop(lock(&self.writing));
+    }
+
     /// Saves all things by one call of `write`, which writes them to the path that it is given, and
     /// returns true if it could. The written file then replaces `file`, so that another process
     /// reads the old file or the new one, never a part. Things that could not be written are
@@ -119,6 +124,8 @@ mod tests {
                         lock(written).extend_from_slice(things);
                         std::fs::write(path, "").is_ok()
                     });
+                    unsaved.wait();
+                    assert!(lock(written).contains(&n), "written by this thread or another");
                 });
             }
         });

@@ -1,12 +1,44 @@
-//! Times of work: repetitions fill a command buffer, and the median of a few counts.
+//! Times of work: repetitions fill a command buffer, and the median of a few counts. Work that heat
+//! slowed down is measured again.
 
 use super::models::{self, Shape};
+use crate::gpu::MetalGpu;
 use device::Result;
 use device_check::RecurrentShape;
 use device_gpu::replayer::Times;
+use std::time::Duration;
 
 /// Maximum number of repetitions of a command buffer. Their encoding takes some milliseconds.
 const MOST: f64 = 2000.0;
+
+/// Number of times that a measurement is repeated, and seconds before each, at most.
+const MOST_REPEATS: usize = 2;
+const MOST_PAUSES: usize = 30;
+
+/// Measures, and again if heat slowed the GPU down: after a pause in which it cools. Returns true
+/// beside the result if heat slowed the last measurement down too.
+///
+/// # Errors
+/// As `measure`.
+pub fn unslowed<G: MetalGpu, T>(gpu: &G, measure: &mut dyn FnMut() -> Result<T>) -> Result<(T, bool)> {
+    repeated(measure, &mut || gpu.is_slowed(), &mut || std::thread::sleep(Duration::from_secs(1)))
+}
+
+fn repeated<T>(
+    measure: &mut dyn FnMut() -> Result<T>,
+    is_slowed: &mut dyn FnMut() -> bool,
+    pause: &mut dyn FnMut(),
+) -> Result<(T, bool)> {
+    let mut measured = measure()?;
+    for _ in 0..MOST_REPEATS {
+        if !is_slowed() {
+            return Ok((measured, false));
+        }
+        (0..MOST_PAUSES).take_while(|_| is_slowed()).for_each(|_| pause());
+        measured = measure()?;
+    }
+    Ok((measured, is_slowed()))
+}
 
 /// The amount of work that is timed.
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +128,27 @@ impl Effort {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    /// A hot GPU cools for some pauses, then it measures again; one that stays hot is left after
+    /// three measurements.
+    #[test]
+    fn slow_measurements_are_repeated() {
+        // Pauses until it is cool, measurements, pauses, true if it is slowed down at the end.
+        for (until_cool, n_measured, n_pauses, slowed) in
+            [(0, 1, 0, false), (3, 2, 3, false), (45, 3, 45, false), (1000, 3, 60, true)]
+        {
+            let (pauses, measured) = (Cell::new(0), Cell::new(0));
+            let mut measure = || {
+                measured.set(measured.get() + 1);
+                Ok(measured.get())
+            };
+            let found = repeated(&mut measure, &mut || pauses.get() < until_cool, &mut || {
+                pauses.set(pauses.get() + 1);
+            });
+            assert_eq!((found.unwrap(), pauses.get()), ((n_measured, slowed), n_pauses), "{until_cool}");
+        }
+    }
 
     /// A command buffer takes about 0.2 s and at least one repetition, however long that is. The
     /// median of the five that follow the first two counts.

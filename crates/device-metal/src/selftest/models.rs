@@ -1,9 +1,13 @@
 //! Plans whose speed is measured: models of published shapes with fewer layers, products, a
 //! recurrent layer. Their matrices repeat a few random rows, so that they are built at once.
 
-use device::{Activation, KvLayer, Plan, RopeStyle, ValueId};
+use device::{Activation, KvLayer, Plan, RopeStyle, ValueId, Weight};
 use device_check::{AttentionOptions, PlanBuilder, RecurrentShape};
-use weights::BlockType;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use weights::{Access, BlockType, Bytes, Map, Planes};
 
 /// Rows of an embedding table whose output is no vocabulary.
 const N_TOKENS: usize = 64;
@@ -171,6 +175,56 @@ fn network(b: &mut PlanBuilder, norm: ValueId, shape: &Shape, block: BlockType) 
     b.expert_sum(y, weights)
 }
 
+/// Alignment of weights in a file.
+const ALIGN: usize = 64;
+
+/// Number of files that this process has written. It makes their names unique.
+static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+
+/// The plan with its weights in a mapped file, so that each program uses them where they are, as it
+/// does with a model's file. The file has no name once it is mapped. The plan stays as it is if no
+/// file can be written.
+pub fn mapped(mut plan: Plan) -> Plan {
+    let name = format!("ingle-weights-{}-{}", std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(name);
+    let map = write_weights(&plan, &path).ok().and_then(|()| Map::open(&path, Access::Map).ok());
+    // A file that could not be created is not there.
+    let _ = std::fs::remove_file(&path);
+    let Some(map) = map else { return plan };
+    let mut at = 0;
+    let mut place = |bytes: &mut Bytes| {
+        let end = at + bytes.len();
+        if let Some(view) = Bytes::new(map.clone(), at..end) {
+            *bytes = view;
+        }
+        at = end.next_multiple_of(ALIGN);
+    };
+    for weight in &mut plan.weights {
+        place(&mut weight.data);
+        planes_of(&mut weight.planes).for_each(&mut place);
+        for part in &mut weight.parts {
+            place(&mut part.data);
+            planes_of(&mut part.planes).for_each(&mut place);
+        }
+    }
+    plan
+}
+
+fn planes_of(planes: &mut Planes) -> impl Iterator<Item = &mut Bytes> {
+    planes.scales.iter_mut().chain(&mut planes.biases)
+}
+
+/// Writes the views of all weights, each at a multiple of [`ALIGN`], in the order of
+/// [`Weight::views`].
+fn write_weights(plan: &Plan, path: &Path) -> std::io::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    for view in plan.weights.iter().flat_map(Weight::views) {
+        file.write_all(view)?;
+        file.write_all(&[0; ALIGN][..view.len().next_multiple_of(ALIGN) - view.len()])?;
+    }
+    file.flush()
+}
+
 /// A product that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductShape {
@@ -237,6 +291,25 @@ mod tests {
                 plan.weights.iter().filter(|weight| weight.block == block && weight.n_rows() == 200);
             let bytes: Vec<usize> = matrices.map(|m| m.views().map(|view| view.len()).sum()).collect();
             assert_eq!(bytes, [product.n_bytes(); 3], "{block}");
+        }
+    }
+
+    /// Nothing is copied to a program, and the weights are those of the model.
+    #[test]
+    fn mapped_weights_are_used_where_they_are() {
+        use crate::gpu::null::NullGpu;
+        use crate::weights::WeightPlan;
+        let gpu = NullGpu::new("Apple M4 Pro");
+        let planes =
+            products(&ProductShape { block: BlockType::I8_ROWS, n_out: 70, n_in: 33, has_norm: true }, 2);
+        for plan in EMULATED.iter().map(model).chain([planes]) {
+            let file = mapped(plan.clone());
+            let views = |plan: &Plan| -> Vec<Vec<u8>> {
+                plan.weights.iter().flat_map(Weight::views).map(|view| view.to_vec()).collect()
+            };
+            assert!(views(&plan) == views(&file));
+            let copied = |plan: &Plan| WeightPlan::new(std::slice::from_ref(plan), &gpu).copied_bytes();
+            assert!(copied(&plan) > 0 && copied(&file) == 0);
         }
     }
 

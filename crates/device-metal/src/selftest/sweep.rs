@@ -1,9 +1,10 @@
 //! A search over the fields of a profile, one after the other.
 //!
 //! A candidate and the incumbent run in turns, ABAB, since clocks and temperature drift. Models are
-//! built once, with caches filled up to the largest position.
+//! built once, and candidates use their weights where they are. Caches are filled up to the largest
+//! position.
 
-use super::{Decoder, Effort, models};
+use super::{Decoder, Effort, models, unslowed};
 use crate::gpu::MetalGpu;
 use crate::{MetalDevice, Profile};
 use device::{Plan, Result};
@@ -106,6 +107,15 @@ pub struct Trial {
     pub error: Option<String>,
 }
 
+/// An event of the search.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress<'a> {
+    /// A candidate is compiled and runs next. If it hangs, this was the last event.
+    Begins(&'a Trial),
+    /// A candidate was tried.
+    Ended(&'a Trial),
+}
+
 /// Returns true if the last comparisons confirm the winner: one judge finds it faster, and none
 /// finds it slower.
 pub fn is_confirmed(compared: &[Trial]) -> bool {
@@ -127,6 +137,7 @@ struct Models {
 
 /// The programs of a profile that a judge runs.
 struct Runner<'a, G: MetalGpu> {
+    gpu: Arc<G>,
     judge: Judge,
     effort: &'a Effort,
     decoders: Vec<Decoder<G>>,
@@ -146,7 +157,7 @@ impl<'a, G: MetalGpu> Runner<'a, G> {
             Judge::Scan => std::slice::from_ref(&models.scan),
         };
         let decoders = plans.iter().map(|plan| Decoder::new(&device, plan, effort)).collect::<Result<_>>()?;
-        let mut runner = Runner { judge, effort, decoders };
+        let mut runner = Runner { gpu: gpu.clone(), judge, effort, decoders };
         // Compiles the kernels of its steps.
         runner.rate(1)?;
         Ok(runner)
@@ -183,7 +194,7 @@ impl<'a, G: MetalGpu> Runner<'a, G> {
 }
 
 /// Runs incumbent and candidate in turns, up to the first pair in which the candidate is not
-/// faster. Returns the rates of both.
+/// faster. A pair that heat slowed down runs again. Returns the rates of both.
 fn duel<G: MetalGpu>(
     incumbent: &mut Runner<'_, G>,
     candidate: &mut Runner<'_, G>,
@@ -191,9 +202,12 @@ fn duel<G: MetalGpu>(
     to_the_end: bool,
 ) -> Result<(Vec<f64>, Vec<f64>)> {
     let (mut first, mut second) = (vec![], vec![]);
+    let gpu = incumbent.gpu.clone();
     for _ in 0..incumbent.effort.n_pairs {
-        first.push(incumbent.rate(n_steps)?);
-        second.push(candidate.rate(n_steps)?);
+        let mut pair = || Ok((incumbent.rate(n_steps)?, candidate.rate(n_steps)?));
+        let ((before, after), _) = unslowed(gpu.as_ref(), &mut pair)?;
+        first.push(before);
+        second.push(after);
         if !to_the_end && !wins(&first, &second) {
             break;
         }
@@ -201,7 +215,8 @@ fn duel<G: MetalGpu>(
     Ok((first, second))
 }
 
-/// Searches over the fields of a profile. `tell` is called after each trial; false ends the search.
+/// Searches over the fields of a profile. `tell` is called before and after each trial; false ends
+/// the search.
 /// Returns the best profile, and its comparisons with the first one by each judge.
 ///
 /// # Errors
@@ -210,11 +225,11 @@ pub fn sweep<G: MetalGpu>(
     gpu: &Arc<G>,
     profile: &Profile,
     effort: &Effort,
-    tell: &mut dyn FnMut(&Trial) -> bool,
+    tell: &mut dyn FnMut(Progress<'_>) -> bool,
 ) -> Result<(Profile, Vec<Trial>)> {
     let models = Models {
-        dense: effort.searched.iter().map(models::model).collect(),
-        scan: models::scan(effort.scan),
+        dense: effort.searched.iter().map(|shape| models::mapped(models::model(shape))).collect(),
+        scan: models::mapped(models::scan(effort.scan)),
     };
     let runner = |profile: &Profile, judge: Judge| Runner::new(gpu, profile, judge, &models, effort);
     let mut best = profile.clone();
@@ -235,6 +250,9 @@ pub fn sweep<G: MetalGpu>(
                     is_accepted: false,
                     error: None,
                 };
+                if !tell(Progress::Begins(&trial)) {
+                    break 'judges;
+                }
                 let candidate = runner(&trial.profile, judge).and_then(|mut candidate| {
                     let rates = duel(&mut incumbent, &mut candidate, n_steps, false)?;
                     Ok((candidate, rates))
@@ -253,7 +271,7 @@ pub fn sweep<G: MetalGpu>(
                         incumbent.rate(1)?;
                     }
                 }
-                if !tell(&trial) {
+                if !tell(Progress::Ended(&trial)) {
                     break 'judges;
                 }
             }

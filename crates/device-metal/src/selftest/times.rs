@@ -1,7 +1,7 @@
 //! The measurements of the report: dispatches, commands of whole steps, products, attention. What
 //! says most comes first, since time may be short.
 
-use super::models::{self, ProductShape, Shape};
+use super::models::{self, ExpertShape, ProductShape, Shape};
 use super::{Decoder, Effort};
 use crate::MetalDevice;
 use crate::alone::Alone;
@@ -261,6 +261,8 @@ fn commands<G: MetalGpu>(
     measured.number("gpu seconds", times.gpu);
     measured.number("wall seconds", times.wall);
     measured.number("encode seconds", times.encode);
+    let of_experts = of_kernels.iter().filter(|(kernel, _)| kernel.contains("expert_linear"));
+    let in_experts: f64 = of_experts.map(|(_, (_, sum, _))| sum).sum();
     for (kernel, (n, sum, bytes)) in of_kernels {
         let mut line = format!("    {n:4} x {:9.1} µs {kernel}", sum / n as f64 * 1e6);
         if let Some(ops) = ops(kernel, shape, n_rows, position) {
@@ -272,6 +274,14 @@ fn commands<G: MetalGpu>(
         }
         measured.lines.push(line);
         measured.number(kernel, sum);
+    }
+    if let Some(ExpertShape { n_used, .. }) = shape.experts {
+        // Gate, up and down.
+        let ops = 6.0 * (shape.hidden * shape.ffn * n_used * n_rows * shape.n_layers) as f64;
+        let rate = ops / in_experts / 1e12;
+        measured.lines.push(format!("    products of experts, {n_rows} rows: {rate:.2} TFLOP/s"));
+        measured.number("ops of experts", ops);
+        measured.number("seconds of experts", in_experts);
     }
     Ok(measured)
 }

@@ -92,6 +92,54 @@ fn weights_saturate() {
     }
 }
 
+/// Blocks of eight scales and mins may have any `d` and `dmin`, also of opposite signs. No value is
+/// infinite, and 32 values that fit in a half are right.
+#[test]
+fn any_scales_and_mins_stay_halves() {
+    const MOST: f32 = 65504.0;
+    let mut rng = Rng::new(33);
+    let (n_out, n_in) = (64, 256);
+    for (file, name, block) in
+        [("linear/q4_k.metal", "q4_k", BlockType::Q4_K), ("linear/q5_k.metal", "q5_k", BlockType::Q5_K)]
+    {
+        let w = stored(&mut rng, "w", n_out, n_in, block, 0.3);
+        let mut data = w.data.to_vec();
+        for (row, block) in data.chunks_exact_mut(block.row_bytes(n_in)).enumerate() {
+            // The largest halves of each pair of signs, some whose values reach the limit, others
+            // of any finite size.
+            let halves: [usize; 2] = [0, 1].map(|i| match row {
+                0..4 => 0x7bff | (row >> i & 1) << 15,
+                4..32 => 0x6000 - 0x1000 * i + rng.below(0x1000) | rng.below(2) << 15,
+                _ => rng.below(0x7c00) | rng.below(2) << 15,
+            });
+            for (i, half) in halves.into_iter().enumerate() {
+                block[2 * i..2 * i + 2].copy_from_slice(&(half as u16).to_le_bytes());
+            }
+            // The lowest and the highest code of each 32 columns.
+            for at in (16..block.len()).step_by(32) {
+                (block[at], block[at + 1]) = (0, 0xff);
+            }
+        }
+        // Each row of x has one column of the weight.
+        let x: Vec<f32> =
+            (0..n_in).flat_map(|row| (0..n_in).map(move |c| f32::from(u8::from(c == row)))).collect();
+        let w = Weight { data: weights::Bytes::from_slice(&data), ..w };
+        let mut values = vec![0.0; n_out * n_in];
+        w.decode_rows(0..n_out, &mut values);
+        let fits: Vec<bool> = values.chunks_exact(32).map(|v| v.iter().all(|v| v.abs() <= MOST)).collect();
+        for launch in gemm(file, name, 64, n_in, &x, &w).with_tensors() {
+            for (i, found) in launch.run().floats(16).into_iter().enumerate() {
+                let at = i % n_out * n_in + i / n_out;
+                let error = (found - values[at]).abs();
+                let is_right = !fits[at / 32] || error <= values[at].abs() / 2048.0 + 1e-6;
+                assert!(is_right && found.abs() <= MOST, "{name} {at}: {found}, {}", values[at]);
+            }
+        }
+        let n_fit = fits.iter().filter(|fits| **fits).count();
+        assert!((100..400).contains(&n_fit), "{name}: {n_fit} of 512 fit in halves");
+    }
+}
+
 /// Half of a tile's simdgroups have the first half of its rows of x.
 #[test]
 fn simdgroups_without_rows_multiply_nothing() {
@@ -156,8 +204,20 @@ fn the_probe_of_tensor_units() {
     assert!(gpu.facts().has_tensors && refused.is_none(), "{refused:?}");
     let text = kernels::Kernel::of(FILE).text().unwrap();
     for (from, to, expected) in [
-        ("T(x[i])", "T(2.0f * x[i])", "element 0 of a product"),
-        ("DeviceTile left(x", "tensor<device const float, dextents<int, 2>, tensor_inline> left(x", "tensor"),
+        ("= T(memory.w[", "= T(2.0f * memory.w[", "element (0, 0) of product 0 "),
+        (
+            "multiply<half, 64, 32, true, false>(rows",
+            "multiply<half, 64, 32, true, false>(halves",
+            "(1, 0) of product 1 ",
+        ),
+        ("i % n * N + i / n]", "i / n * n + i % n]", "of product 11 "),
+        // An accumulator of halves.
+        ("sums[i] *= 2.0f", "sums[i] = float(half(2.0f * sums[i]))", "of product 0 "),
+        (
+            "typedef DeviceTile Tile",
+            "typedef tensor<device const float, dextents<int, 2>, tensor_inline> Tile",
+            "tensor",
+        ),
     ] {
         assert!(text.contains(from));
         let (gpu, refused) = open(Some(text.replace(from, to)));

@@ -13,7 +13,7 @@ impl Rewriter<'_> {
         text.push_str("#ifndef MSL_STRICT\n");
         let mut table = String::new();
         for (n, instance) in self.instances.iter().enumerate() {
-            let Some(kernel) = self.kernels.iter().find(|k| k.name == instance.kernel) else { continue };
+            let Some(kernel) = self.kernel_of(instance) else { continue };
             let call = format!("{}{}", instance.kernel, instance.template_arguments);
             let (mut arguments, mut present) = (Vec::new(), String::new());
             for (k, p) in kernel.parameters.iter().enumerate() {

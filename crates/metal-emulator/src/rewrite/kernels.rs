@@ -70,6 +70,8 @@ pub(super) struct Kernel {
     pub(super) name: String,
     /// Names of its template's parameters.
     pub(super) template_parameters: Vec<String>,
+    /// Number of them that have a default.
+    n_defaults: usize,
     pub(super) parameters: Vec<Parameter>,
     max_threads: Option<Range<usize>>,
     templated: bool,
@@ -84,6 +86,14 @@ pub(super) struct Instance {
     /// Tokens of `template_arguments`.
     arguments: Range<usize>,
     token: usize,
+}
+
+impl Kernel {
+    /// Returns true if its template takes `n` arguments.
+    fn fits(&self, n: usize) -> bool {
+        let most = self.template_parameters.len();
+        (most - self.n_defaults..=most).contains(&n)
+    }
 }
 
 impl Rewriter<'_> {
@@ -171,7 +181,8 @@ impl Rewriter<'_> {
             }
         }
         self.same_widths(&parameters, i)?;
-        if self.kernels.iter().any(|k| k.name == name) {
+        // Templates of one name may differ in their numbers of parameters.
+        if self.kernels.iter().any(|k| k.name == name && !(templated && k.templated)) {
             return Err(self.refuse(i, format!("a second kernel of the name '{name}'")));
         }
         if templated && pending.host_name.is_some() {
@@ -192,9 +203,22 @@ impl Rewriter<'_> {
                 token: i,
             });
         }
-        let template_parameters = if templated { self.template_parameters(first - 1)? } else { vec![] };
+        let (template_parameters, n_defaults) =
+            if templated { self.template_parameters(first - 1)? } else { (vec![], 0) };
+        let n = template_parameters.len();
+        if self.kernels.iter().any(|k| k.name == name && k.fits(n)) {
+            return Err(self.refuse(i, format!("a second kernel of the name '{name}'")));
+        }
         let max_threads = pending.max_threads;
-        self.kernels.push(Kernel { name, template_parameters, parameters, max_threads, templated, token: i });
+        self.kernels.push(Kernel {
+            name,
+            template_parameters,
+            n_defaults,
+            parameters,
+            max_threads,
+            templated,
+            token: i,
+        });
         self.body = Some(self.t.closing(close + 1)?);
         Ok(close + 1)
     }
@@ -222,10 +246,11 @@ impl Rewriter<'_> {
         }
     }
 
-    /// Names of the parameters of a template whose list ends at `close`.
-    fn template_parameters(&self, close: usize) -> Result<Vec<String>, Refusal> {
+    /// Names of the parameters of a template whose list ends at `close`, and the number of
+    /// defaults.
+    fn template_parameters(&self, close: usize) -> Result<(Vec<String>, usize), Refusal> {
         let open = self.opening(close, 0)?;
-        let (mut names, mut at, mut name) = (Vec::new(), open + 1, String::new());
+        let (mut names, mut at, mut name, mut n_defaults) = (Vec::new(), open + 1, String::new(), 0);
         let mut is_default = false;
         while at <= close {
             match self.t.word(at) {
@@ -233,7 +258,7 @@ impl Rewriter<'_> {
                     names.push(std::mem::take(&mut name));
                     is_default = false;
                 }
-                "=" => is_default = true,
+                "=" => (is_default, n_defaults) = (true, n_defaults + 1),
                 // A pointer to a function has its name in the first brackets.
                 "(" if !is_default => {
                     if self.t.word(at + 1) == "*" {
@@ -248,7 +273,34 @@ impl Rewriter<'_> {
             }
             at += 1;
         }
-        Ok(names)
+        Ok((names, n_defaults))
+    }
+
+    /// The kernel of an instance: the one of its name that has as many template parameters.
+    pub(super) fn kernel_of(&self, instance: &Instance) -> Option<&Kernel> {
+        let n = self.template_arguments(instance).len();
+        let mut of_name = self.kernels.iter().filter(|k| k.name == instance.kernel);
+        let first = of_name.clone().next();
+        of_name.find(|k| k.fits(n)).or(first)
+    }
+
+    /// Tokens of each template argument of an instance.
+    fn template_arguments(&self, instance: &Instance) -> Vec<Range<usize>> {
+        let (mut found, mut start) = (Vec::new(), instance.arguments.start + 1);
+        let mut at = start;
+        while at <= instance.arguments.end && !instance.arguments.is_empty() {
+            match self.t.word(at) {
+                // A bracket without its partner is refused elsewhere.
+                "(" | "[" | "<" => at = self.t.closing(at).unwrap_or(at),
+                "," | ">" => {
+                    found.push(start..at);
+                    start = at + 1;
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+        found
     }
 
     /// The parameters in tokens `from..to`.
@@ -292,6 +344,11 @@ impl Rewriter<'_> {
         let in_threadgroup = has("threadgroup");
         let writable = has("device") && !has("const");
         let in_device = has("device") || has("constant");
+        // Memory that other processors see at once: here all memory is.
+        if let Some(at) = (from..name_at).find(|&i| self.t.word(i) == "coherent" && self.t.word(i + 1) == "(")
+        {
+            self.replace(at, self.t.closing(at + 1)? + 1, "");
+        }
         let (mut kind, mut condition) = (None, None);
         if let Some(at) = attribute {
             let (attributes, next) = self.attributes(at)?;
@@ -472,7 +529,7 @@ impl Rewriter<'_> {
     pub(super) fn functions(&self) -> Result<Vec<Function>, Refusal> {
         let mut out: Vec<Function> = Vec::new();
         for (n, instance) in self.instances.iter().enumerate() {
-            let Some(kernel) = self.kernels.iter().find(|k| k.name == instance.kernel) else {
+            let Some(kernel) = self.kernel_of(instance) else {
                 return Err(
                     self.refuse(instance.token, format!("no kernel '{}' is defined", instance.kernel))
                 );
@@ -540,22 +597,8 @@ impl Rewriter<'_> {
     /// may name.
     fn max_threads(&self, kernel: &Kernel, instance: &Instance) -> Result<Option<u32>, Refusal> {
         let Some(expression) = kernel.max_threads.clone() else { return Ok(None) };
-        let mut arguments = HashMap::new();
-        let (mut start, mut at, mut names) =
-            (instance.arguments.start + 1, instance.arguments.start + 1, kernel.template_parameters.iter());
-        while at <= instance.arguments.end && !instance.arguments.is_empty() {
-            match self.t.word(at) {
-                "(" | "[" | "<" => at = self.t.closing(at)?,
-                "," | ">" => {
-                    if let Some(name) = names.next() {
-                        arguments.insert(name.as_str(), start..at);
-                    }
-                    start = at + 1;
-                }
-                _ => {}
-            }
-            at += 1;
-        }
+        let names = kernel.template_parameters.iter().map(String::as_str);
+        let arguments: HashMap<_, _> = names.zip(self.template_arguments(instance)).collect();
         self.integer_with(expression, &arguments).map(Some)
     }
 }

@@ -43,6 +43,10 @@ pub(crate) struct Rewritten {
 const HARMLESS: &[&str] =
     &["maybe_unused", "nodiscard", "fallthrough", "likely", "unlikely", "noreturn", "deprecated", "unroll"];
 
+/// Types of a vector's components.
+const VECTORS: &[&str] =
+    &["float", "half", "int", "uint", "short", "ushort", "char", "uchar", "long", "ulong", "bool", "bfloat"];
+
 /// Names of unsupported types and functions, with the feature that they belong to.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("double", "Metal has no double"),
@@ -109,6 +113,7 @@ pub(crate) fn rewrite<'a>(
         unroll,
         edits: Vec::new(),
         open: Vec::new(),
+        braced: Vec::new(),
         kernels: Vec::new(),
         instances: Vec::new(),
         constants: Vec::new(),
@@ -137,6 +142,8 @@ struct Rewriter<'a> {
     edits: Vec<(usize, usize, String)>,
     /// Currently open brackets: indices of their tokens.
     open: Vec<usize>,
+    /// Brackets that became calls ([`Rewriter::braced_vector`]).
+    braced: Vec<usize>,
     kernels: Vec<kernels::Kernel>,
     instances: Vec<kernels::Instance>,
     constants: Vec<ConstantDeclaration>,
@@ -166,9 +173,14 @@ impl Rewriter<'_> {
                 ";" | "{" if self.pending.is_waiting() => {
                     return Err(self.refuse(i, "a kernel attribute before something that is not a kernel"));
                 }
-                "(" | "[" | "{" => self.open.push(i),
+                "(" | "[" | "{" => {
+                    self.open.push(i);
+                    self.braced_vector(i);
+                }
                 ")" | "]" | "}" => {
-                    self.open.pop();
+                    if self.open.pop().is_some_and(|open| self.braced.contains(&open)) {
+                        self.replace(i, i + 1, ")");
+                    }
                     if self.body == Some(i) {
                         self.body = None;
                     }
@@ -203,6 +215,33 @@ impl Rewriter<'_> {
             );
         }
         Ok(i + 1)
+    }
+
+    /// `uint4 v = { a, b }` with fewer numbers than components: the others are 0.
+    fn braced_vector(&mut self, i: usize) {
+        let is_declared = i >= 3
+            && (self.t.word(i), self.t.word(i - 1)) == ("{", "=")
+            && self.t.list[i - 2].kind == Kind::Word;
+        let Some(close) = self.t.closing(i).ok().filter(|_| is_declared) else { return };
+        let name = self.t.word(i - 3);
+        let element = name.trim_end_matches(['2', '3', '4']);
+        let Some(n) = name[element.len()..].parse::<usize>().ok().filter(|_| VECTORS.contains(&element))
+        else {
+            return;
+        };
+        let (mut n_given, mut at) = (1, i + 1);
+        while at < close {
+            match self.t.word(at) {
+                "(" | "[" | "{" => at = self.t.closing(at).unwrap_or(close),
+                "," => n_given += 1,
+                _ => {}
+            }
+            at += 1;
+        }
+        if n_given < n && close > i + 1 {
+            self.replace(i, i + 1, &format!("{name}::braced("));
+            self.braced.push(i);
+        }
     }
 
     fn refuse(&self, i: usize, what: impl Into<String>) -> Refusal {

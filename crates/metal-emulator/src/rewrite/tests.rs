@@ -205,6 +205,35 @@ fn limits_of_threads_may_name_template_parameters() {
     assert!(what.contains("'Q' is not an integer"), "{what}");
 }
 
+/// Templates of one name are told apart by the number of their parameters.
+#[test]
+fn kernel_templates_may_share_a_name() {
+    let r = accept(
+        "template<typename T, typename M, int N> kernel void f(device T * x [[buffer(0)]], device M * m [[buffer(3)]]) {}\n\
+         template<typename T, int N = 1> kernel void f(device T * x [[buffer(0)]]) {}\n\
+         template [[host_name(\"a\")]] kernel void f<int, bool, 1>(device int * x [[buffer(0)]], device bool * m [[buffer(3)]]);\n\
+         template [[host_name(\"b\")]] kernel void f<int, 2>(device int * x [[buffer(0)]]);\n\
+         template [[host_name(\"c\")]] kernel void f<int>(device int * x [[buffer(0)]]);\n",
+    );
+    assert_eq!(r.functions.iter().map(|f| f.parameters.len()).collect::<Vec<_>>(), [2, 1, 1]);
+}
+
+#[test]
+fn buffers_may_be_coherent() {
+    let r = accept("kernel void k(volatile coherent(system) device uint * x [[buffer(2)]]) { x[0] = 1; }");
+    assert!(r.text.contains("volatile  device uint * x"), "{}", r.text);
+    assert_eq!(r.functions[0].parameters[0].kind, ParameterKind::Buffer(2));
+}
+
+#[test]
+fn braced_lists_may_be_short() {
+    let r = accept(
+        "void f(int a) { uint4 v = { a, max(a, 2), 1 }; uint2 w = { a, a }; float3 z = {}; int3 q = { a }; }",
+    );
+    assert!(r.text.contains("uint4 v = uint4::braced( a, max(a, 2), 1 ); uint2 w = { a, a };"), "{}", r.text);
+    assert!(r.text.contains("float3 z = {}; int3 q = int3::braced( a );"), "{}", r.text);
+}
+
 #[test]
 fn lines_stay_where_they_are() {
     let source = "kernel\nvoid k(\n  device float * x\n  [[buffer(0)]])\n{\n  threadgroup float\n    a[2];\n}\nint last;";
@@ -230,6 +259,7 @@ fn unsupported_source_is_rejected_with_its_line() {
             "have the index",
         ),
         ("kernel void k() {}\n\nkernel void k() {}", 3, "a second kernel"),
+        ("template<int N> kernel void k() {}\ntemplate<int M> kernel void k() {}\n", 2, "a second kernel"),
         ("kernel void k() {\n threadgroup float a[2] = { 1, 2 };\n}", 2, "initialiser"),
         ("kernel void k() {\n const threadgroup float a[2];\n}", 2, "'const' before"),
         ("void f() { threadgroup float a[2]; }", 1, "outside of a kernel's body"),

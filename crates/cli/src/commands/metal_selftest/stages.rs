@@ -43,7 +43,7 @@ mod here {
     use device::Device;
     use device_check::Case;
     use device_metal::gpu::{Gpu, MetalGpu, Request};
-    use device_metal::selftest::{self, Decoder, Effort, Measurement, Order, Trial, Variant};
+    use device_metal::selftest::{self, Decoder, Effort, Measurement, Order, Progress, Trial, Variant};
     use device_metal::{MetalDevice, Profile, kernels};
     use serde_json::json;
     use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -417,7 +417,8 @@ mod here {
                     n_cut += usize::from(index >= self.first);
                     continue;
                 }
-                let measured = match measurement.run(&self.device, &self.effort) {
+                let mut run = || measurement.run(&self.device, &self.effort);
+                let (measured, is_slowed) = match selftest::unslowed(self.device.gpu(), &mut run) {
                     Ok(measured) => measured,
                     Err(error) => {
                         print_line(&format!("@defect timings: {name}: {error}"))?;
@@ -425,7 +426,10 @@ mod here {
                     }
                 };
                 measured.lines.iter().try_for_each(|line| print_line(line))?;
-                value("timings", &json!([name, measured.numbers]))?;
+                if is_slowed {
+                    print_line("    slowed down by heat, three times")?;
+                }
+                value("timings", &json!([name, measured.numbers, is_slowed]))?;
             }
             self.cut(n_cut, all.len(), "measurements")
         }
@@ -439,18 +443,19 @@ mod here {
             // Times of the emulator are meaningless, so there only the procedure is tested.
             let most = if self.device.gpu().facts().is_emulated { 3 } else { usize::MAX };
             let mut is_cut = false;
-            let mut tell = |trial: &Trial| {
-                n += 1;
-                is_cut = self.is_late() || n >= most;
-                let changed: Vec<String> = trial
-                    .profile
-                    .to_text()
-                    .lines()
-                    .zip(base.to_text().lines())
-                    .filter(|(tried, base)| tried != base)
-                    .map(|(tried, _)| tried.to_owned())
-                    .collect();
-                print_line(&format!("{}: {}", changed.join(", "), rates(trial))).is_ok() && !is_cut
+            let changed = |trial: &Trial| {
+                let (tried, base) = (trial.profile.to_text(), base.to_text());
+                let lines = tried.lines().zip(base.lines()).filter(|(tried, base)| tried != base);
+                lines.map(|(tried, _)| tried).collect::<Vec<_>>().join(", ")
+            };
+            let mut tell = |progress: Progress<'_>| match progress {
+                // The parent names the candidate if this process hangs.
+                Progress::Begins(trial) => print_line(&format!("@item 0 {}", changed(trial))).is_ok(),
+                Progress::Ended(trial) => {
+                    n += 1;
+                    is_cut = self.is_late() || n >= most;
+                    print_line(&format!("{}: {}", changed(trial), rates(trial))).is_ok() && !is_cut
+                }
             };
             let (best, compared) = selftest::sweep(self.device.shared_gpu(), base, &self.effort, &mut tell)?;
             for trial in &compared {

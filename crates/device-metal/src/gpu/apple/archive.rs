@@ -1,8 +1,8 @@
 //! The file of compiled pipelines, in which the next start finds them.
 //!
 //! A start only reads the pipelines of earlier ones. Its own are added to a copy, which replaces
-//! the file while the GPU is idle or when a program ends. So no thread waits for the file, none
-//! reads an archive that another changes, and processes share the file.
+//! the file while the GPU is idle. So no thread waits for the file, none reads an archive that
+//! another changes, and processes share the file.
 
 use super::{Object, State, url_of};
 use crate::gpu::unsaved::Unsaved;
@@ -13,6 +13,7 @@ use objc2_metal::{
     MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLComputePipelineDescriptor, MTLDevice, MTLPipelineOption,
 };
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The description of a pipeline that is not in the file.
@@ -28,6 +29,8 @@ pub(super) struct Archive {
     /// Pipelines of earlier starts. It is never changed.
     earlier: Option<Object<dyn MTLBinaryArchive>>,
     unsaved: Unsaved<Described>,
+    /// True after [`Archive::stop`].
+    is_stopped: AtomicBool,
 }
 
 // SAFETY: the device is Send and Sync by its declaration; `earlier` is only read, and `unsaved` is
@@ -47,7 +50,13 @@ impl Archive {
     /// The archive in a file. A file that cannot be read is as good as none.
     pub(super) fn new(device: &Object<dyn MTLDevice>, file: PathBuf) -> Archive {
         let earlier = file.exists().then(|| open(device, Some(&file))).flatten();
-        Archive { device: device.clone(), file, earlier, unsaved: Unsaved::default() }
+        Archive {
+            device: device.clone(),
+            file,
+            earlier,
+            unsaved: Unsaved::default(),
+            is_stopped: AtomicBool::new(false),
+        }
     }
 
     /// A pipeline of an earlier start.
@@ -73,18 +82,29 @@ impl Archive {
         self.unsaved.is_settled(quiet)
     }
 
+    /// Ends a [`Self::save`] of another thread after the pipeline that it compiles now. The file
+    /// stays as it was.
+    pub(super) fn stop(&self) {
+        self.is_stopped.store(true, Ordering::Relaxed);
+        self.unsaved.wait();
+    }
+
     /// Saves the pipelines of this start, if there are new ones. Metal compiles them again for the
-    /// archive. A failure only costs the next start its time.
+    /// archive, so that this is work for an idle GPU. A failure only costs the next start its time.
     pub(super) fn save(&self) {
         self.unsaved.save(&self.file, |described, file| {
             autoreleasepool(|_| {
                 // The file may be another process's, written since this one started.
                 let copy = self.file.exists().then(|| open(&self.device, Some(&self.file))).flatten();
                 let Some(copy) = copy.or_else(|| open(&self.device, None)) else { return false };
-                let add = |Described(descriptor): &Described| {
-                    copy.addComputePipelineFunctionsWithDescriptor_error(descriptor).is_ok()
-                };
-                let n_added = described.iter().filter(|described| add(described)).count();
+                let mut n_added = 0;
+                for Described(descriptor) in described {
+                    if self.is_stopped.load(Ordering::Relaxed) {
+                        return false;
+                    }
+                    let added = copy.addComputePipelineFunctionsWithDescriptor_error(descriptor);
+                    n_added += usize::from(added.is_ok());
+                }
                 n_added > 0 && copy.serializeToURL_error(&url_of(file)).is_ok()
             })
         });

@@ -17,7 +17,7 @@ pub(super) fn system() -> String {
 
 /// The thermal state of the machine: `nominal`, `fair`, `serious` or `critical`. The GPU is slowed
 /// down in the last two.
-fn thermal_state() -> &'static str {
+pub(super) fn thermal_state() -> &'static str {
     match NSProcessInfo::processInfo().thermalState() {
         NSProcessInfoThermalState::Nominal => "nominal",
         NSProcessInfoThermalState::Fair => "fair",

@@ -55,12 +55,14 @@ struct KScale {
     float min;
 };
 
-// Returns one of two sub-blocks for codes up to `most`. Scales and mins of one sign, which all
-// quantizers write, make no value beyond 65504, since scale * most and min are clamped to it.
+// Returns one of two sub-blocks for codes up to `most`: as it is if no value is beyond 65504, else
+// with the nearest min and then the nearest scale that make it so. The values of codes 0 and `most`
+// are the outermost, whatever the signs.
 static inline KScale bounded(KScales k, bool second, float most) {
     KScale one;
-    one.scale = clamp(second ? k.scale.y : k.scale.x, -65504.0f / most, 65504.0f / most);
     one.min = clamp(second ? k.min.y : k.min.x, -65504.0f, 65504.0f);
+    const float low = fma(one.min, 1.0f / most, -65504.0f / most), high = fma(one.min, 1.0f / most, 65504.0f / most);
+    one.scale = clamp(second ? k.scale.y : k.scale.x, low, high);
     return one;
 }
 
