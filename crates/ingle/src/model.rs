@@ -52,7 +52,7 @@ const MAX_WAIT: Duration = Duration::from_secs(10 * 365 * 86_400);
 #[derive(Clone)]
 pub struct Model(Arc<Inner>);
 
-/// What a model and its answers share.
+/// State that a model and its answers share.
 pub(crate) struct Inner {
     pub(crate) executor: Executor,
     runner: Runner,

@@ -1,4 +1,4 @@
-//! What every surface of the engine does.
+//! Behaviours of every surface of the engine.
 
 use std::thread;
 
