@@ -122,6 +122,8 @@ pub mod direct {
         open_gguf,
     };
     pub use ::device::{Device, Numerics};
+    /// Errors of the engine.
+    pub use ::engine::Error as EngineError;
     /// The engine's own options, to which
     /// [`LoadOptions::engine_options`](crate::LoadOptions::engine_options) converts.
     pub use ::engine::LoadOptions as EngineOptions;
