@@ -706,7 +706,8 @@ typedef struct ingle_token {
 } ingle_token;
 
 /**
- * A piece of an answer. Its pointers are valid until the answer's next event, or until it is freed.
+ * A piece of an answer. Its pointers are valid until the answer's next event, or until the answer
+ * is freed.
  */
 typedef struct ingle_event {
     /**
@@ -784,8 +785,8 @@ typedef struct ingle_event {
 } ingle_event;
 
 /**
- * Receives the events of ingle_answer_read. `event` is valid during the call. A result other than 0
- * cancels the answer. The function must neither throw nor free the answer.
+ * Receives the events of ingle_answer_read. `event` is valid during the call. A result other than
+ * 0 cancels the answer. The function must neither throw nor free the answer.
  */
 typedef int32_t (*ingle_event_callback)(const struct ingle_event *event, void *user);
 
@@ -895,8 +896,8 @@ uint32_t ingle_abi_version(void);
 uint64_t ingle_capabilities(void);
 
 /**
- * Message of this thread's last error, in English; empty if there was none. The text is valid until
- * the thread's next error. A success does not clear it.
+ * Message of this thread's last error, in English; empty if there was none. The text is valid
+ * until the thread's next error. A success does not clear it.
  */
 const char *ingle_last_error(void);
 
@@ -964,9 +965,9 @@ ingle_status ingle_rerank(const struct ingle_model *model,
                           size_t capacity);
 
 /**
- * Transcribes a recording: the bytes of a WAV, AIFF, MP3, M4A, FLAC or OGG Vorbis file. The options
- * may be null. `json` becomes an object with "text", "language", "duration" (in seconds) and
- * "segments"; free it with ingle_string_free. `n_json` may be null.
+ * Transcribes a recording: the bytes of a WAV, AIFF, MP3, M4A, FLAC or OGG Vorbis file. The
+ * options may be null. `json` becomes an object with "text", "language", "duration" (in seconds)
+ * and "segments"; free it with ingle_string_free. `n_json` may be null.
  */
 ingle_status ingle_transcribe(const struct ingle_model *model,
                               const uint8_t *file,
@@ -1038,14 +1039,14 @@ ingle_status ingle_answer_read(struct ingle_answer *answer,
 ingle_status ingle_answer_json(struct ingle_answer *answer, char **json, size_t *n_bytes);
 
 /**
- * Cancels an answer, from any thread. A thread that waits for it returns INGLE_CANCELLED, and so do
- * later calls. Null is allowed.
+ * Cancels an answer, from any thread. A thread that waits for it returns INGLE_CANCELLED, and so
+ * do later calls. Null is allowed.
  */
 void ingle_answer_cancel(struct ingle_answer *answer);
 
 /**
- * Frees an answer, and cancels it if it has not ended. No other thread may use it any more. Null is
- * allowed.
+ * Frees an answer, and cancels it if it has not ended. No other thread may use it any more. Null
+ * is allowed.
  */
 void ingle_answer_free(struct ingle_answer *answer);
 

@@ -32,8 +32,8 @@ struct State {
     storage: Storage,
 }
 
-/// Receives the events of ingle_answer_read. `event` is valid during the call. A result other than 0
-/// cancels the answer. The function must neither throw nor free the answer.
+/// Receives the events of ingle_answer_read. `event` is valid during the call. A result other than
+/// 0 cancels the answer. The function must neither throw nor free the answer.
 pub type IngleEventCallback =
     Option<unsafe extern "C" fn(event: *const IngleEvent, user: *mut c_void) -> i32>;
 
@@ -334,8 +334,8 @@ fn finish_reason(reason: &StopReason) -> &'static str {
     }
 }
 
-/// Cancels an answer, from any thread. A thread that waits for it returns INGLE_CANCELLED, and so do
-/// later calls. Null is allowed.
+/// Cancels an answer, from any thread. A thread that waits for it returns INGLE_CANCELLED, and so
+/// do later calls. Null is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ingle_answer_cancel(answer: *mut IngleAnswer) {
     guard(|| {
@@ -347,8 +347,8 @@ pub unsafe extern "C" fn ingle_answer_cancel(answer: *mut IngleAnswer) {
     });
 }
 
-/// Frees an answer, and cancels it if it has not ended. No other thread may use it any more. Null is
-/// allowed.
+/// Frees an answer, and cancels it if it has not ended. No other thread may use it any more. Null
+/// is allowed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ingle_answer_free(answer: *mut IngleAnswer) {
     guard(|| {

@@ -18,8 +18,10 @@ use crate::status::{
 /// Largest `struct_size` that is read.
 const MAX_STRUCT: usize = 4096;
 
-/// Largest number of elements of a caller's array.
-const MAX_ELEMENTS: usize = 1 << 31;
+/// Largest number of elements of this size: an object has at most `isize::MAX` bytes.
+const fn most(element_size: usize) -> usize {
+    isize::MAX as usize / element_size
+}
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
@@ -57,9 +59,11 @@ impl From<Error> for Failure {
                 _ => INGLE_ERROR_FAILED,
             },
             Error::Hub(_) => INGLE_ERROR_NOT_FOUND,
-            Error::Format(_) | Error::Model(_) | Error::Adapter { .. } | Error::Mmproj { .. } => {
-                INGLE_ERROR_MODEL
-            }
+            Error::Format(_)
+            | Error::Model(_)
+            | Error::Speech(_)
+            | Error::Adapter { .. }
+            | Error::Mmproj { .. } => INGLE_ERROR_MODEL,
             Error::Device(_)
             | Error::WrongSystem { .. }
             | Error::WrongResults { .. }
@@ -224,7 +228,7 @@ pub(crate) unsafe fn read_structs<S: CStruct>(at: *const S, n: usize, name: &str
     if n == 0 {
         return Ok(Vec::new());
     }
-    if at.is_null() || n > MAX_ELEMENTS {
+    if at.is_null() || n > most(MAX_STRUCT) {
         return Err(wrong_array(at.is_null(), n, name));
     }
     // SAFETY: `at` is not null, so it points to a struct that begins with its size.
@@ -236,7 +240,9 @@ pub(crate) unsafe fn read_structs<S: CStruct>(at: *const S, n: usize, name: &str
 fn wrong_array(is_null: bool, n: usize, name: &str) -> Failure {
     match is_null {
         true => Failure::argument(format!("{name} is null, but its length is {n}")),
-        false => Failure::argument(format!("{name} has {n} elements, expected at most {MAX_ELEMENTS}")),
+        false => {
+            Failure::argument(format!("{name} is not aligned, or its length {n} is beyond the address space"))
+        }
     }
 }
 
@@ -248,10 +254,10 @@ pub(crate) unsafe fn array<'a, T>(at: *const T, n: usize, name: &str) -> Outcome
     if n == 0 {
         return Ok(&[]);
     }
-    if at.is_null() || !at.is_aligned() || n > MAX_ELEMENTS {
+    if at.is_null() || !at.is_aligned() || n > most(size_of::<T>()) {
         return Err(wrong_array(at.is_null(), n, name));
     }
-    // SAFETY: `at` is aligned and points to `n` values, and their size is within `isize`.
+    // SAFETY: `at` is aligned and points to `n` values, which are at most `most` of their size.
     Ok(unsafe { slice::from_raw_parts(at, n) })
 }
 
@@ -263,7 +269,7 @@ pub(crate) unsafe fn buffer<'a, T>(at: *mut T, n: usize, name: &str) -> Outcome<
     if n == 0 {
         return Ok(&mut []);
     }
-    if at.is_null() || !at.is_aligned() || n > MAX_ELEMENTS {
+    if at.is_null() || !at.is_aligned() || n > most(size_of::<T>()) {
         return Err(wrong_array(at.is_null(), n, name));
     }
     // SAFETY: `at` is aligned and points to memory for `n` values, which may be uninitialised.

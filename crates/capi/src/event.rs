@@ -63,7 +63,8 @@ pub struct IngleToken {
     pub n_top: usize,
 }
 
-/// A piece of an answer. Its pointers are valid until the answer's next event, or until it is freed.
+/// A piece of an answer. Its pointers are valid until the answer's next event, or until the answer
+/// is freed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct IngleEvent {

@@ -5,9 +5,9 @@
 //! status. Pointers become references and slices at the start of the body, after checks for null
 //! and alignment; the rest is safe code over the crate `ingle`.
 //!
-//! The header's rules are the safety rules of every function: a pointer is null, or points to a live
-//! handle of this library, to a text that ends with a zero byte, or to as many values as the number
-//! beside it says.
+//! The header's rules are the safety rules of every function: a pointer is null, or points to a
+//! live handle of this library, to a text that ends with a zero byte, or to as many values as the
+//! number beside it says.
 #![allow(unsafe_code)] // Pointers of C.
 #![allow(clippy::missing_safety_doc)] // The header states the rules once, for all functions.
 #![deny(missing_docs)]
@@ -81,8 +81,8 @@ pub extern "C" fn ingle_capabilities() -> u64 {
     cuda | metal
 }
 
-/// Message of this thread's last error, in English; empty if there was none. The text is valid until
-/// the thread's next error. A success does not clear it.
+/// Message of this thread's last error, in English; empty if there was none. The text is valid
+/// until the thread's next error. A success does not clear it.
 #[unsafe(no_mangle)]
 pub extern "C" fn ingle_last_error() -> *const c_char {
     boundary::last_error()

@@ -17,8 +17,8 @@ pub(crate) fn objects(text: &str, name: &str) -> Outcome<Vec<Value>> {
     }
 }
 
-/// The messages of a chat. Contents of parts become a text, or the parts that the library expects if
-/// there are images.
+/// The messages of a chat. Contents of parts become a text, or the parts that the library expects
+/// if there are images.
 pub(crate) fn messages(text: &str) -> Outcome<Vec<Value>> {
     let mut messages = objects(text, "messages")?;
     for (index, message) in messages.iter_mut().enumerate() {

@@ -341,9 +341,9 @@ pub unsafe extern "C" fn ingle_rerank(
     })
 }
 
-/// Transcribes a recording: the bytes of a WAV, AIFF, MP3, M4A, FLAC or OGG Vorbis file. The options
-/// may be null. `json` becomes an object with "text", "language", "duration" (in seconds) and
-/// "segments"; free it with ingle_string_free. `n_json` may be null.
+/// Transcribes a recording: the bytes of a WAV, AIFF, MP3, M4A, FLAC or OGG Vorbis file. The
+/// options may be null. `json` becomes an object with "text", "language", "duration" (in seconds)
+/// and "segments"; free it with ingle_string_free. `n_json` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ingle_transcribe(
     model: *const IngleModel,
@@ -378,4 +378,33 @@ pub unsafe extern "C" fn ingle_transcribe(
 /// Makes a result null until it is known.
 pub(crate) fn null_of<T>(place: &mut MaybeUninit<*mut T>) -> &mut *mut T {
     place.write(ptr::null_mut())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // A test that cannot go on fails.
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    unsafe extern "C" fn note(kind: u32, text: *const c_char, done: u64, total: u64, user: *mut c_void) {
+        // SAFETY: `text` ends with a zero byte, and `user` is the test's list.
+        let (text, calls) = unsafe { (CStr::from_ptr(text), &mut *user.cast::<Vec<String>>()) };
+        calls.push(format!("{kind} {} {done}/{total}", text.to_string_lossy()));
+    }
+
+    #[test]
+    fn progress_is_reported_while_the_model_loads() {
+        let mut calls: Vec<String> = Vec::new();
+        let listener = Listener { callback: note, user: (&raw mut calls).cast() };
+        let listener = Arc::new(Mutex::new(Some(listener)));
+        let mut reporter = Reporter { listener: listener.clone(), done: 0, total: 0 };
+        reporter.start("a", Some(5));
+        reporter.advance(2);
+        reporter.advance(3);
+        reporter.finish();
+        reporter.note("b");
+        *listener.lock().unwrap() = None;
+        reporter.note("c");
+        assert_eq!(calls, ["1 a 0/5", "2  2/5", "2  5/5", "3  5/5", "4 b 5/5"]);
+    }
 }

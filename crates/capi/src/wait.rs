@@ -80,3 +80,36 @@ impl Wake for Signal {
         self.changed.notify_all();
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // A test that cannot go on fails.
+mod tests {
+    use super::*;
+    use std::future::pending;
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn a_thread_that_waits_is_cancelled_at_once() {
+        let signal: Arc<Signal> = Arc::default();
+        let begun = Instant::now();
+        let deadline = Some(begun + Duration::from_secs(8));
+        let waiting = thread::spawn({
+            let signal = signal.clone();
+            move || matches!(signal.wait(deadline, pending::<()>()), Waited::Cancelled)
+        });
+        // Nothing else wakes the thread, which waits by now.
+        thread::sleep(Duration::from_millis(100));
+        signal.cancel();
+        assert!(waiting.join().unwrap() && begun.elapsed() < Duration::from_secs(6));
+        assert!(matches!(signal.wait(None, pending::<()>()), Waited::Cancelled));
+    }
+
+    #[test]
+    fn a_deadline_ends_the_wait() {
+        let signal: Arc<Signal> = Arc::default();
+        let deadline = Some(Instant::now() + Duration::from_millis(5));
+        assert!(matches!(signal.wait(deadline, pending::<()>()), Waited::TimedOut));
+        assert!(matches!(signal.wait(deadline, async { 7 }), Waited::Ready(7)));
+    }
+}

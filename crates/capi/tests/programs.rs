@@ -188,6 +188,17 @@ fn programs_under_sanitizers() {
     all(C11, &SANITIZERS);
 }
 
+/// The model is fetched if needed, as by the tests of the command line.
+#[test]
+fn speech_is_transcribed() {
+    let recording = fixture("audio/jfk.wav").display().to_string();
+    let printed = program("speech.c", C11, &[]).run(&["whisper:tiny.en", &recording]);
+    let found: Value = serde_json::from_str(&printed).unwrap();
+    assert!(found["text"].as_str().unwrap().starts_with("And so, my fellow Americans"), "{printed}");
+    assert_eq!((&found["language"], &found["duration"]), (&json!("en"), &json!(11.0)), "{printed}");
+    assert!(found["segments"][0]["words"][0]["end"].as_f64().unwrap() > 0.1, "{printed}");
+}
+
 /// The first block of C of the page.
 fn hello_world() -> (TempDir, PathBuf) {
     let page = fs::read_to_string(crate_folder().join("../../docs/c.md")).unwrap();

@@ -2,7 +2,8 @@
 //! place that a new variant concerns.
 //!
 //! Enums whose variants depend on the target are left out: no list of them compiles everywhere. So
-//! are tests: what they do not expect is an error in each of them.
+//! are enums that another crate declares `#[non_exhaustive]`, for which the compiler demands the
+//! arm, and tests: what they do not expect is an error in each of them.
 
 use super::Finding;
 use super::lexer::{Kind, Token, after_closing};
@@ -10,9 +11,9 @@ use super::tree::{File, Language, Tree};
 use std::collections::BTreeSet;
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
-    let (enums, crates) = (our_enums(tree), our_crates(tree));
+    let (enums, open, crates) = (our_enums(tree), open_enums(tree), our_crates(tree));
     let files = tree.in_language(Language::Rust).filter(|file| !file.is_test());
-    files.flat_map(|file| of_file(file, &crates, &enums)).collect()
+    files.flat_map(|file| of_file(file, &crates, &enums, &open)).collect()
 }
 
 /// The names of enums whose variants are the same on every target, as far as no other type of the
@@ -38,6 +39,22 @@ fn our_enums(tree: &Tree) -> BTreeSet<&str> {
     ours
 }
 
+/// Our enums that are `#[non_exhaustive]`: crates, by the names that import them, and enums.
+fn open_enums(tree: &Tree) -> BTreeSet<(String, &str)> {
+    let mut open = BTreeSet::new();
+    for file in tree.in_language(Language::Rust) {
+        let Some(folder) = file.of_crate().and_then(|folder| folder.file_name()?.to_str()) else { continue };
+        let code = file.code();
+        for at in 0..code.len().saturating_sub(1) {
+            let mut before = code[..at].iter().rev().take_while(|t| !t.is(";") && !t.is("{") && !t.is("}"));
+            if code[at].is_word("enum") && before.any(|token| token.is_word("non_exhaustive")) {
+                open.insert((folder.replace('-', "_"), code[at + 1].text));
+            }
+        }
+    }
+    open
+}
+
 /// The names by which our code imports our crates.
 fn our_crates(tree: &Tree) -> BTreeSet<String> {
     let of_tree = tree.files.iter().filter_map(|file| file.of_crate()?.file_name()?.to_str());
@@ -45,14 +62,19 @@ fn our_crates(tree: &Tree) -> BTreeSet<String> {
     of_tree.map(|name| name.replace('-', "_")).chain(within).collect()
 }
 
-/// The names that a file imports from crates that are not ours.
-fn imported_from_others<'a>(code: &[Token<'a>], crates: &BTreeSet<String>) -> BTreeSet<&'a str> {
+/// The names that a file imports from crates that are not ours, and enums that ours leave open.
+fn imported_from_others<'a>(
+    code: &[Token<'a>],
+    crates: &BTreeSet<String>,
+    open: &BTreeSet<(String, &str)>,
+) -> BTreeSet<&'a str> {
     let mut names = BTreeSet::new();
     for at in 0..code.len() {
-        if code[at].is_word("use") && code.get(at + 1).is_some_and(|root| !crates.contains(root.text)) {
-            let path = code[at + 1..].iter().take_while(|token| !token.is(";"));
-            names.extend(path.filter(|token| token.kind == Kind::Word).map(|token| token.text));
-        }
+        let Some(root) = code.get(at + 1).filter(|_| code[at].is_word("use")) else { continue };
+        let path = code[at + 1..].iter().take_while(|token| !token.is(";"));
+        let words = path.filter(|token| token.kind == Kind::Word).map(|token| token.text);
+        let is_ours = crates.contains(root.text);
+        names.extend(words.filter(|name| !is_ours || open.contains(&(root.text.to_owned(), *name))));
     }
     names
 }
@@ -62,10 +84,15 @@ fn open_brace(code: &[Token<'_>], at: usize) -> usize {
     (at..code.len()).find(|&at| code[at].is("{")).unwrap_or(code.len())
 }
 
-fn of_file(file: &File, crates: &BTreeSet<String>, enums: &BTreeSet<&str>) -> Vec<Finding> {
+fn of_file(
+    file: &File,
+    crates: &BTreeSet<String>,
+    enums: &BTreeSet<&str>,
+    open: &BTreeSet<(String, &str)>,
+) -> Vec<Finding> {
     let code = file.code();
     let tests = code.windows(2).position(|pair| pair[0].is_word("mod") && pair[1].is_word("tests"));
-    let foreign = imported_from_others(&code, crates);
+    let foreign = imported_from_others(&code, crates, open);
     let enums: BTreeSet<&str> = enums.difference(&foreign).copied().collect();
     let mut findings = Vec::new();
     for at in 0..tests.unwrap_or(code.len()) {
@@ -156,5 +183,18 @@ mod tests {
         assert_eq!(found("Some(Ours::Aa) => 1, _ => 2"), 0);
         assert_eq!(found("Ours::Aa => 1, _ if x => 2, Ours::Bb => 3"), 0);
         assert_eq!(found("Ours::Aa => { use other::Ours; 1 }, _ => 2"), 0);
+    }
+
+    #[test]
+    fn open_enums_need_the_arm_in_other_crates() {
+        let found = |path: &str, import: &str| {
+            let ours = "#[non_exhaustive]\n/// Open.\npub enum Open { A } pub enum Ours { A }";
+            let text = format!("use {import}; fn f() {{ match x {{ Open::Aa => 1, _ => 2 }} }}");
+            let user = format!("{text} fn g() {{ match x {{ Ours::Aa => 1, _ => 2 }} }}");
+            let files = vec![file("crates/one/src/a.rs", ours), file(path, &user)];
+            check(&Tree { files }).len()
+        };
+        assert_eq!(found("crates/two/src/b.rs", "one::{Open, Ours}"), 1);
+        assert_eq!(found("crates/one/src/b.rs", "crate::{Open, Ours}"), 2);
     }
 }

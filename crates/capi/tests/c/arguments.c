@@ -130,8 +130,17 @@ static void sizes(const ingle_model *model) {
     EXPECT(INGLE_OK, ingle_answer_next(answer, &event));
     CHECK(event.kind == INGLE_EVENT_TEXT && event.text[0] == '!');
     CHECK(event.struct_size == offsetof(ingle_event, call_id) && event.call == 0x55555555);
+    /* A wrong size loses no event. */
+    size_t n_text = event.n_text;
+    uint32_t last = 0;
     event.struct_size = 3;
     EXPECT(INGLE_ERROR_STRUCT_SIZE, ingle_answer_next(answer, &event));
+    event.struct_size = sizeof event;
+    while (ingle_answer_next(answer, &event) == INGLE_OK) {
+        n_text += event.kind == INGLE_EVENT_TEXT ? event.n_text : 0;
+        last = event.kind;
+    }
+    CHECK(n_text == 2 && last == INGLE_EVENT_END);
     ingle_answer_free(answer);
     newer.more = 1;
     EXPECT(INGLE_ERROR_STRUCT_SIZE, ingle_complete(model, "!", NULL, &newer.known, &answer));

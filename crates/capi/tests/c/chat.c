@@ -80,6 +80,50 @@ static void streams(const ingle_model *model) {
     ingle_answer_free(answer);
 }
 
+/* A callback must not read its own answer. */
+static int32_t read_again(const ingle_event *event, void *user) {
+    STRUCT(ingle_event, own);
+    (void)event;
+    EXPECT(INGLE_ERROR_BUSY, ingle_answer_next((ingle_answer *)user, &own));
+    return 0;
+}
+
+static void answers_twice(const ingle_model *model) {
+    ingle_generation_options options = greedy();
+    options.n = 2;
+    options.with_progress = 1;
+    ingle_answer *answer = NULL;
+    char *json = NULL;
+    size_t n_json = 0;
+    OK(ingle_chat(model, MESSAGES, NULL, &options, &answer));
+    OK(ingle_answer_json(answer, &json, &n_json));
+    const char *second = strstr(json, "\"index\":1");
+    CHECK(strstr(json, GREETING) < second && strstr(second, GREETING) != NULL && strlen(json) == n_json);
+    ingle_string_free(json);
+    ingle_answer_free(answer);
+
+    OK(ingle_chat(model, MESSAGES, NULL, &options, &answer));
+    EXPECT(INGLE_DONE, ingle_answer_read(answer, read_again, answer));
+    ingle_answer_free(answer);
+
+    /* The context has room for 500 tokens, which take longer than the allowed time. */
+    options.n = 0;
+    options.timeout_ms = 1;
+    options.ignore_end = 1;
+    OK(ingle_complete(model, "Hey!", NULL, &options, &answer));
+    seen all;
+    memset(&all, 0, sizeof all);
+    STRUCT(ingle_event, event);
+    while (ingle_answer_next(answer, &event) == INGLE_OK) {
+        if (event.kind == INGLE_EVENT_PROGRESS) {
+            CHECK(event.prompt_tokens == 4 && event.prefilled_tokens <= 4);
+        }
+        all.stop_reason = event.kind == INGLE_EVENT_END ? event.stop_reason : all.stop_reason;
+    }
+    CHECK(all.stop_reason == INGLE_STOP_TIMEOUT);
+    ingle_answer_free(answer);
+}
+
 static void endless(const ingle_model *model, ingle_answer **answer) {
     ingle_generation_options options = greedy();
     OK(ingle_complete(model, "Hey!", NULL, &options, answer));
@@ -255,6 +299,7 @@ int main(int argc, char **argv) {
     CHECK(info.capabilities == (INGLE_CAN_CHAT | INGLE_CAN_COMPLETE | INGLE_CAN_TOKENIZE));
     CHECK(strcmp(info.device, "cpu") == 0 && info.n_ctx == 512 && info.n_sequences == 2);
     streams(model);
+    answers_twice(model);
     cancels(argv[1]);
     times_out(model);
     calls_tools(model);
