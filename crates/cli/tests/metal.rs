@@ -39,21 +39,6 @@ mod emulated {
         (out.status.success(), written)
     }
 
-    /// The search names each candidate before it runs, so that the report can name one that hangs.
-    #[test]
-    fn the_search_names_candidates_before_they_run() {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ingle"));
-        command.env("INGLE_CACHE", env!("CARGO_TARGET_TMPDIR"));
-        command.args(["metal-selftest", "--emulated", "--stage", "sweep:0"]);
-        let out = String::from_utf8(command.output().unwrap().stdout).unwrap();
-        let lines: Vec<&str> = out.lines().collect();
-        let n_tried = lines.windows(2).filter(|pair| {
-            let name = pair[0].strip_prefix("@item 0 ");
-            name.is_some_and(|name| pair[1].strip_prefix(name).is_some_and(|rest| rest.contains("rows/s")))
-        });
-        assert_eq!(n_tried.count(), 3, "{out}");
-    }
-
     /// The JSON block at the end of the report.
     fn block(report: &str) -> serde_json::Value {
         serde_json::from_str(report.lines().last().unwrap()).unwrap()

@@ -109,8 +109,8 @@ fn any_scales_and_mins_stay_halves() {
             // of any finite size.
             let halves: [usize; 2] = [0, 1].map(|i| match row {
                 0..4 => 0x7bff | (row >> i & 1) << 15,
-                4..32 => 0x6000 - 0x1000 * i + rng.below(0x1000) | rng.below(2) << 15,
-                _ => rng.below(0x7c00) | rng.below(2) << 15,
+                4..32 => (0x6000 - 0x1000 * i + rng.below(0x1000)) | (rng.below(2) << 15),
+                _ => rng.below(0x7c00) | (rng.below(2) << 15),
             });
             for (i, half) in halves.into_iter().enumerate() {
                 block[2 * i..2 * i + 2].copy_from_slice(&(half as u16).to_le_bytes());
