@@ -133,7 +133,7 @@ impl RequestError {
     pub fn text_too_long(param: &str, n_bytes: usize, n_ctx: usize, most: usize) -> RequestError {
         let message = format!(
             "`{param}` has {n_bytes} bytes of text, expected at most {most}: no {n_ctx} tokens, which is what this model's context \
-             holds, have more; shorten it, or start the server with a larger --ctx"
+             holds, have more; shorten it, or load the model with a longer context (--ctx)"
         );
         // A lower bound of the text's tokens.
         let n_tokens = n_ctx.saturating_mul(n_bytes).div_ceil(most.max(1));
@@ -145,7 +145,7 @@ impl RequestError {
         }
     }
 
-    /// Error of a failure of the server.
+    /// Error of a failure of the model, the device or this program.
     pub fn internal(message: impl Into<String>) -> RequestError {
         RequestError::new(ErrorKind::Internal, message)
     }
@@ -165,7 +165,7 @@ impl RequestError {
     pub fn context_length(n_tokens: usize, n_ctx: usize) -> RequestError {
         let message = format!(
             "the prompt has {n_tokens} tokens and this model's context holds {n_ctx}, expected at most {} so that one \
-             can be answered; shorten the prompt, or start the server with a larger --ctx",
+             can be answered; shorten the prompt, or load the model with a longer context (--ctx)",
             n_ctx.saturating_sub(1)
         );
         RequestError {

@@ -52,7 +52,7 @@ impl<T> Sender<T> {
 
 /// Error of a model whose thread has died.
 pub(crate) fn died() -> RequestError {
-    RequestError::internal("the model's thread has died; see the server's log")
+    RequestError::internal("the model's thread has died; see the log")
 }
 
 /// The thread's end of the queue.

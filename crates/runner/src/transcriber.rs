@@ -134,9 +134,8 @@ pub(crate) fn run(mut transcriber: Transcriber, jobs: &Receiver<TranscribeJob>, 
         let _beat = stats.pulse.begin();
         let events = job.events.clone();
         let done = catch_unwind(AssertUnwindSafe(|| transcribe(&mut transcriber, job, stats)));
-        let done = done.unwrap_or_else(|_| {
-            Err(RequestError::internal("the transcription panicked; see the server's log"))
-        });
+        let done =
+            done.unwrap_or_else(|_| Err(RequestError::internal("the transcription panicked; see the log")));
         if let Err(error) = &done
             && error.kind == ErrorKind::Internal
         {

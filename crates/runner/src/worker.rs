@@ -122,7 +122,7 @@ impl Worker {
 }
 
 fn died() -> RequestError {
-    RequestError::internal("the model's thread has died; see the server's log")
+    RequestError::internal("the model's thread has died; see the log")
 }
 
 /// The state of the thread.
@@ -145,7 +145,7 @@ impl Thread {
         }
         tracing::error!("the model's thread panicked; its requests fail, and the next one reloads the model");
         for (channel, _) in self.readers.values() {
-            channel.fail("the model's thread panicked; see the server's log");
+            channel.fail("the model's thread panicked; see the log");
         }
         self.stats.clear();
         // Dropping this informs the requests that wait to be accepted.

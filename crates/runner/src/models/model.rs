@@ -100,9 +100,7 @@ pub(super) async fn spawn(
                 let words = without_folders(&error.message, []);
                 RequestError::new(kind, format!("the model `{id}` could not be loaded: {words}"))
             }),
-            Err(_) => Err(RequestError::internal(format!(
-                "loading the model `{id}` panicked; see the server's log"
-            ))),
+            Err(_) => Err(RequestError::internal(format!("loading the model `{id}` panicked; see the log"))),
         };
         // A model that no request waits for any more is dropped.
         match loaded {
