@@ -251,22 +251,18 @@ impl Model {
         Ok(self.tokenizer()?.encode_with_bos(text, Specials::Parse)?)
     }
 
-    /// The text of tokens, without control tokens' names. Bytes that are no UTF-8 become `�`.
+    /// The text of tokens, without control tokens. Bytes that are no UTF-8 become `�`.
     ///
     /// # Errors
     /// As [`Self::tokenizer`]; a token is not in the vocabulary.
     pub fn detokenize(&self, tokens: &[u32]) -> Result<String> {
         let tokenizer = self.tokenizer()?;
-        let n_tokens = tokenizer.n_tokens();
-        let mut bytes = Vec::new();
-        for (position, &token) in tokens.iter().enumerate() {
-            if token as usize >= n_tokens {
-                let wrong = engine::Error::TokenOutOfRange { token, position, n_vocab: n_tokens };
-                return Err(wrong.into());
-            }
-            bytes.extend_from_slice(tokenizer.token_bytes(token));
+        let n_vocab = tokenizer.n_tokens();
+        if let Some(position) = tokens.iter().position(|&token| token as usize >= n_vocab) {
+            let token = tokens[position];
+            return Err(engine::Error::TokenOutOfRange { token, position, n_vocab }.into());
         }
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        Ok(tokenizer.decode(tokens, true))
     }
 
     /// The prompt of a chat, as text and as tokens.

@@ -170,7 +170,10 @@ fn log_probabilities_and_tokens_are_reported() {
     assert_eq!(reply.prompt.len(), tokens.len() - 1);
     assert_eq!(chatty().detokenize(&tokens).unwrap(), "The sky is");
     let (text, rendered) = chatty().render("Hello").unwrap();
-    assert!(text.contains("Hello") && !rendered.is_empty(), "{text}");
+    assert!(text.contains("Hello") && text.contains("<|im_start|>"), "{text}");
+    let plain = chatty().detokenize(&rendered).unwrap();
+    assert!(plain.contains("Hello") && !plain.contains("<|im_start|>"), "{plain}");
+    assert!(chatty().detokenize(&[u32::MAX]).is_err());
 }
 
 #[test]
