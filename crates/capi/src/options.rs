@@ -303,9 +303,7 @@ impl IngleLoadOptions {
         options.device.threads = given(self.n_threads);
         options.hub.offline = self.offline != 0;
         options.n_ctx = given(self.n_ctx);
-        if let Some(n) = given(self.n_sequences) {
-            options.n_sequences = Some(n);
-        }
+        options.n_sequences = given(self.n_sequences);
         options.kv_type = kv_type.map(kv_named).transpose()?;
         options.kv_budget = (self.kv_budget != 0).then_some(self.kv_budget);
         if self.max_memory != 0 {

@@ -51,7 +51,7 @@ pub fn chosen_adapter(args: &AdapterArgs) -> anyhow::Result<Option<Arc<str>>> {
     }
 }
 
-/// Opens a file or folder, and verifies it if the flags ask for that.
+/// Opens a file or folder, and verifies it with `--check` and `--verify-key`.
 pub fn open_checkpoint(path: &Path, access: Access, args: &VerifyArgs) -> anyhow::Result<Checkpoint> {
     Ok(formats::open_verified(path, access, &args.verify()?)?)
 }

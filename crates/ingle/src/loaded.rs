@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use engine::Embedder;
 use hub::Progress;
-use runner::Loaded;
+use runner::{Kind, Loaded};
 use speech::{Transcriber, TranscriberOptions};
 
 use crate::device;
@@ -40,24 +40,27 @@ pub(crate) fn load_any(
     let Opened { model, mut notes, .. } = load::open(source, options, progress)?;
     let model = Arc::new(model);
     let engine_options = options.engine_options();
-    let chosen = match model.spec().encoder.is_some() {
-        true => device::first_that(&options.device, &|_| Ok(()))?,
-        false => load::device_for(&model, options)?,
+    let kind = Kind::of(&model);
+    let chosen = match kind {
+        Kind::Speech => device::create(&options.device)?,
+        Kind::Embedder | Kind::Chat | Kind::Text => load::device_for(&model, options)?,
     };
     notes.extend(chosen.notes);
     let device = chosen.device;
-    let loaded = if model.spec().encoder.is_some() {
-        let of_speech = TranscriberOptions {
-            kv_type: engine_options.kv_type,
-            numerics: engine_options.numerics,
-            check_memory: engine_options.check_memory,
-            ..TranscriberOptions::default()
-        };
-        Loaded::Speech(Box::new(Transcriber::new(&model, &device, &of_speech)?))
-    } else if model.embedding().is_ok() {
-        Loaded::Embedder(Box::new(Embedder::new(model.clone(), &device, &engine_options)?))
-    } else {
-        Loaded::Text(Box::new(load::engine(model.clone(), &device, options, progress)?))
+    let loaded = match kind {
+        Kind::Speech => {
+            let of_speech = TranscriberOptions {
+                kv_type: engine_options.kv_type,
+                numerics: engine_options.numerics,
+                check_memory: engine_options.check_memory,
+                ..TranscriberOptions::default()
+            };
+            Loaded::Speech(Box::new(Transcriber::new(&model, &device, &of_speech)?))
+        }
+        Kind::Embedder => Loaded::Embedder(Box::new(Embedder::new(model.clone(), &device, &engine_options)?)),
+        Kind::Chat | Kind::Text => {
+            Loaded::Text(Box::new(load::engine(model.clone(), &device, options, progress)?))
+        }
     };
     Ok(LoadedModel { loaded, model, device: device.name().to_owned(), notes })
 }

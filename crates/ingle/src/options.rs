@@ -95,7 +95,7 @@ impl LoadOptions {
     }
 
     /// The engine's part of the options. It has no governor of memory, which
-    /// [`engine`](fn@crate::engine) starts.
+    /// [`direct::engine`](crate::direct::engine) starts.
     pub fn engine_options(&self) -> engine::LoadOptions {
         engine::LoadOptions {
             n_ctx: self.n_ctx,

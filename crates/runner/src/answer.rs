@@ -38,7 +38,7 @@ pub enum Delta {
     CallBegin {
         /// Index within the answer, from 0.
         index: usize,
-        /// Id that the server makes: `call_…`.
+        /// Id of the call, `call_…`.
         id: String,
         /// Name of the function.
         name: String,

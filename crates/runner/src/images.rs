@@ -1,6 +1,6 @@
 //! Images in messages, as each API sends them and as templates expect them.
 //!
-//! Within the server, the content of a message with images is a list of parts:
+//! Within the runner, the content of a message with images is a list of parts:
 //! `{"type":"text","text":…}` and `{"type":"image","data":…}` with the file in base64.
 
 use std::sync::Arc;

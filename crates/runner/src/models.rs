@@ -1,4 +1,4 @@
-//! The models of a server: their names, which of them are loaded, and for how long.
+//! The models of a runner: their names, which of them are loaded, and for how long.
 
 mod adapters;
 mod calls_key;

@@ -136,7 +136,7 @@ pub struct Options {
 }
 
 impl Runner {
-    /// Makes the state of a server; no model is loaded yet.
+    /// Makes a runner; no model is loaded yet.
     pub fn new(options: Options, loader: Arc<dyn Loader>) -> Runner {
         let runner = Runner(Arc::new(Inner {
             models: Models::new(options.models, loader, options.keep_alive, options.max_waiting),

@@ -126,8 +126,8 @@ impl From<Arc<dyn Device>> for ChosenDevice {
     }
 }
 
-/// Creates the device of the options, for any model. [`device_for`](crate::device_for) is for one
-/// model.
+/// Creates the device of the options, for any model.
+/// [`direct::device_for`](crate::direct::device_for) is for one model.
 ///
 /// # Errors
 /// The device is absent, or the options contradict each other.

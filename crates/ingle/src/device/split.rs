@@ -22,7 +22,7 @@ const GPU_RESERVE: u64 = 1 << 30;
 /// row on the GPU.
 const GPU_TURN: Duration = Duration::from_micros(500);
 
-/// The device, or a split of the model between it and the CPU, if options ask for that or if the
+/// The device, or a split of the model between it and the CPU, if options set that or if the
 /// GPU's memory is too small. The latter adds a note. The CPU runs the experts of the first layers.
 /// If the experts of all layers are not enough, it also runs the first layers as a whole.
 pub fn split(

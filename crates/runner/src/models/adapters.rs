@@ -1,4 +1,4 @@
-//! Adapters (LoRA) of models, loaded and unloaded while the server runs.
+//! Adapters (LoRA) of models, loaded and unloaded while the runner works.
 //!
 //! A loaded model gains and loses adapters between two steps ([`engine::Engine::set_adapters`]).
 //! The plans are made while it computes, so running answers continue and the cache stays valid.

@@ -1,4 +1,4 @@
-//! A model of the server: its name, and the loaded model while there is one.
+//! A model of the runner: its name, and the loaded model while there is one.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Instant;
@@ -8,7 +8,7 @@ use super::loader::Kind;
 use super::model::{Model, ThreadEnd};
 use crate::details::ModelDetails;
 
-/// A model of the server.
+/// A model of the runner.
 pub(super) struct Entry {
     pub(super) id: String,
     /// The loaded model. The lock serialises loading and unloading.

@@ -9,7 +9,7 @@ use crate::error::{ErrorKind, RequestError, Result};
 
 /// Loads models. The implementation alone knows devices and file formats.
 pub trait Loader: Send + Sync + 'static {
-    /// Loads the model that the server serves under this name. Runs on the model's own thread.
+    /// Loads the model of this name. Runs on the model's own thread.
     ///
     /// # Errors
     /// The file, the device or the memory failed, in words for people. With `does_not_fit`, the
